@@ -1,0 +1,45 @@
+"""Folders for compiled kernels (Triton, inductor, flashinfer …): one per server slot, persistent, on a local disk.
+
+Shared by several servers that start together they race or lock up (cases C07); thrown away they cost minutes a start.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+LIMIT = 20 * 10**9
+"""Bytes kept over all engines and flags: one SGLang set is 0.2 to 2 GB."""
+
+
+def root() -> Path:
+    return platformdirs.user_cache_path("tokenmill") / "compile"
+
+
+def folder_for(engine: str, version: str, gpu_name: str, index: int, args: Mapping[str, Any]) -> Path:
+    """A server's own folder for compiled kernels: they depend on version, card and flags, and race when shared."""
+    key = hashlib.sha256(f"{version}\0{gpu_name}\0{sorted(map(str, args.items()))}".encode()).hexdigest()[:12]
+    return root() / f"{engine}-{version or 'unknown'}-{key}" / str(index)
+
+
+def seed(folder: Path) -> bool:
+    """Fills an empty cache from the first server's, so that it is compiled once; True where it did."""
+    first = folder.with_name("0")
+    if folder == first or folder.exists() or not first.is_dir():
+        return False
+    shutil.copytree(first, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.lock", "*.tmp*"))
+    return True
+
+
+def prune(keep: str, place: Path, limit: int = LIMIT) -> None:
+    """Removes the least recently used sets of compiled kernels beyond the limit, never the one in use."""
+    folders = [path for path in place.glob("*") if path.is_dir()]
+    folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    total = 0
+    for folder in folders:
+        total += sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        if total > limit and folder.name != keep:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,153 @@
+"""The canary: real completions through the production path, before a run counts on a server.
+
+As many built-in prompts as the server can run at once, so that kernels for full batches are compiled before the run
+counts on it (seen: 107 s of silence at the first full batch). It passes when a majority shows a thought (thinking on)
+or none (off); being cut off is no failure. The user's prompts are never used.
+"""
+
+import asyncio
+import json
+import uuid
+from dataclasses import dataclass, replace
+from importlib import resources
+
+import msgspec
+
+from tokenmill.client import Client
+from tokenmill.core import judge
+from tokenmill.core.judge import Reading, Rules
+from tokenmill.core.records import NULL, Completion
+from tokenmill.core.server import Failure, FailureKind
+from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec
+from tokenmill.errors import BadPromptError, BrokenError, RequestError
+from tokenmill.render import Renderer, fit
+
+MAX_TOKENS = 512
+"""Enough for a thought to begin and to be seen; the whole answer is not needed."""
+
+PROBE_TOKENS = 16
+"""One token is no proof: max_new_tokens = 1 is known to have hung a speculating engine by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """How to read this server's outputs, and what the canary saw. `warning` is for a person, empty if all is well."""
+
+    reading: Reading
+    answers: int
+    accept_length: float | None
+    warning: str = ""
+
+
+def prompts() -> list[msgspec.Raw]:
+    """The built-in prompts as messages."""
+    texts = json.loads(resources.files("tokenmill").joinpath("data/canary.json").read_text(encoding="utf-8"))
+    return [msgspec.Raw(msgspec.json.encode([{"role": "user", "content": text}])) for text in texts]
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """One server's canary; `width` completions at once, each limited to `timeout_s`."""
+
+    engine: Engine
+    spec: Spec
+    client: Client
+    info: ServerInfo
+    renderer: Renderer
+    sampling: Sampling
+    width: int
+    timeout_s: float
+
+    async def run(self) -> Passed | Failure:
+        """The verdict. A failure of kind WRONG_MODE is the model's or the config's: a restart cannot mend it."""
+        bodies = prompts()
+        results = await asyncio.gather(*(self._one(bodies[n % len(bodies)]) for n in range(self.width)))
+        answers = [result for result in results if isinstance(result, Completion)]
+        errors = [result for result in results if isinstance(result, str)]
+        if len(answers) * 2 <= self.width:
+            cause = f"{len(errors)} of {self.width} canary completions failed: {errors[0]}"
+            return Failure(FailureKind.CRASH, cause, "", tuple(sorted(set(errors))[:3]))
+        reading = await self.renderer.reading(self.client, self.info, answers[0].prompt_ids)
+        wrong = _wrong_mode(answers, reading)
+        if wrong is not None:
+            return wrong
+        lengths = [answer.accept_length for answer in answers if answer.accept_length is not None]
+        accept_length = sum(lengths) / len(lengths) if lengths else None
+        return Passed(reading, len(answers), accept_length, await self._rendering_differs(bodies[0]))
+
+    async def _one(self, messages: msgspec.Raw) -> Completion | str:
+        sampling = replace(self.sampling, max_tokens=min(MAX_TOKENS, self.sampling.max_tokens))
+        try:
+            return await self._ask(messages, sampling, self.timeout_s)
+        except (RequestError, BadPromptError) as error:
+            return str(error)
+
+    async def _ask(self, messages: msgspec.Raw, sampling: Sampling, timeout_s: float) -> Completion:
+        rendered = await self.renderer.render(messages, NULL, self.client)
+        request = self.engine.encode(
+            self.spec,
+            rendered,
+            fit(sampling, rendered, self.info),
+            request_id=f"canary-{uuid.uuid4().hex}",
+            thinking=self.renderer.thinking,
+            seed=None,
+        )
+        answer = self.engine.decode(await self.client.post_fresh(request.path, request.body, timeout_s=timeout_s))
+        if answer.finish_reason not in ("stop", "length"):
+            raise BrokenError(f"finish reason {answer.finish_reason!r}")
+        return answer
+
+    async def probe(self, timeout_s: float) -> str:
+        """A small generation over a connection of its own; empty where it came back, else what went wrong."""
+        try:
+            await self._ask(prompts()[0], replace(self.sampling, max_tokens=PROBE_TOKENS, extra={}), timeout_s)
+        except (RequestError, BadPromptError) as error:
+            return str(error)
+        return ""
+
+    async def _rendering_differs(self, messages: msgspec.Raw) -> str:
+        """Compares our ids with the engine's own rendering of the same messages, where it can be asked."""
+        rendered = await self.renderer.render(messages, NULL, self.client)
+        request = self.engine.own_rendering(self.spec, rendered, self.renderer.thinking)
+        if request is None or rendered.tokens is None:
+            return ""
+        try:
+            answer = await self.client.post_fresh(request.path, request.body, timeout_s=self.timeout_s)
+        except RequestError as error:
+            return f"the engine's own rendering could not be asked: {error}"
+        ids, count = self.engine.read_own_rendering(answer)
+        return _difference(rendered, ids, count)
+
+
+def _difference(rendered: Rendered, ids: msgspec.Raw, count: int) -> str:
+    if ids != NULL and bytes(ids) != bytes(rendered.ids):
+        return (
+            "the engine renders the same messages to other token ids than tokenmill does: is its chat template another?"
+        )
+    if ids == NULL and count != rendered.tokens:
+        return f"the engine renders the same messages to {count} tokens, tokenmill to {rendered.tokens}"
+    return ""
+
+
+def _wrong_mode(answers: list[Completion], reading: Reading) -> Failure | None:
+    rules = Rules(min_reasoning_tokens=1)
+    thoughts = 0
+    for answer in answers:
+        parts = judge.measure(answer, reading, rules).parts
+        thoughts += parts.b > parts.a
+    right = thoughts if reading.thinking else len(answers) - thoughts
+    if right * 2 > len(answers):
+        return None
+    sample = answers[0].text[:300]
+    if reading.thinking:
+        cause = f"thinking is on, but {len(answers) - thoughts} of {len(answers)} canary completions show no thought"
+        fix = (
+            "is it a reasoning model, and does its chat template know enable_thinking? "
+            "else set generation.thinking = false"
+        )
+    else:
+        cause = f"thinking is off, but {thoughts} of {len(answers)} canary completions show a thought"
+        fix = (
+            "its chat template ignores enable_thinking = false: set generation.thinking = true, or change the template"
+        )
+    return Failure(FailureKind.WRONG_MODE, cause, fix, (f"the first one begins: {sample!r}",))

@@ -1,0 +1,362 @@
+"""The command line: parse, then import; nothing else. `tokenmill --help` loads no step of the run."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from tokenmill.errors import TokenmillError
+
+app = typer.Typer(
+    name="tokenmill",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # rich's help takes 0.1 s longer than all of this file
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Turn a prompt set and a model into a checked training dataset, on every GPU you give it.",
+    epilog="Exit codes: 0 done · 2 usage or config · 3 preflight failed · 4 no server could be kept · "
+    "5 the gate stopped the run · 6 results could not be stored · 130 interrupted (resumable)",
+)
+
+ConfigFile = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="The config, a TOML file; `tokenmill init` prints one.")
+]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/NAME.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of the config; may repeat.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+Skip = Annotated[
+    list[str] | None, typer.Option("--skip", metavar="CHECK", help="Leave a doctor check out; may repeat.")
+]
+
+
+@app.command()
+def quickstart(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where config, prompts and run go.")] = Path(
+        "quickstart"
+    ),
+    port: Annotated[int, typer.Option(help="First HTTP port.")] = 30000,
+) -> None:
+    """Run the whole job here and now: two llama.cpp servers on this CPU, 24 prompts, a report. No GPU, no config."""
+    from tokenmill import quickstart as steps
+
+    steps.check_engine()
+    model = steps.find_model(_say)
+    threads = max(1, (os.cpu_count() or 2) // 2)
+    path = steps.prepare(folder, model, threads=threads, port=port)
+    _say(f"config: {path}")
+    _run(path, None, None)
+
+
+@app.command()
+def init(
+    engine: Annotated[str, typer.Option("--engine", help="sglang, vllm, llamacpp, openai or fake.")] = "sglang",
+) -> None:
+    """Print a commented config."""
+    from tokenmill.template import template
+
+    typer.echo(template(engine), nl=False)
+
+
+@app.command()
+def doctor(config: ConfigFile, setting: Set = None, as_json: AsJson = False, skip: Skip = None) -> None:
+    """Tell all that would make this run fail or crawl, before it costs anything."""
+    from collections import Counter
+
+    from tokenmill.doctor import Context, examine
+    from tokenmill.folder import RunFolder
+    from tokenmill.node import survivors
+
+    loaded = _load(config, setting)
+    folder = RunFolder(loaded.folder)
+    findings = examine(Context(loaded, folder, survivors(folder)), tuple(skip or ()))
+    levels = Counter(finding.level for finding in findings)
+    if as_json:
+        _print_json(
+            {"findings": findings, "levels": {name: levels[name] for name in ("ok", "warn", "fail", "unknown")}}
+        )
+    else:
+        for finding in findings:
+            subject = f"{finding.subject}: " if finding.subject and finding.subject not in finding.message else ""
+            typer.echo(f"{finding.level:8}{finding.check:10}{subject}{finding.message}")
+            if finding.fix:
+                typer.echo(f"{'':18}fix: {finding.fix}")
+    raise typer.Exit(3 if levels["fail"] else 0)
+
+
+@app.command()
+def run(
+    config: ConfigFile,
+    setting: Set = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return once generation has begun; `watch` follows.")
+    ] = False,
+    skip: Skip = None,
+    detached: Annotated[bool, typer.Option("--detached", hidden=True)] = False,
+) -> None:
+    """Do the whole job: doctor, stage, launch, generate, gate, report. Started again, it goes on where it was."""
+    if detach:
+        _detach(config, setting, skip)
+    _run(config, setting, skip, detached=detached)
+
+
+@app.command()
+def up(config: ConfigFile, setting: Set = None) -> None:
+    """Start the servers alone; returns when all are ready, and they outlive it."""
+    from tokenmill import servers
+    from tokenmill.folder import RunFolder
+    from tokenmill.view import View
+
+    loaded = _load(config, setting)
+    folder = RunFolder(loaded.folder)
+    folder.create()
+    with View(folder.run_log) as view:
+        _loop(servers.up(loaded, view))
+    for line in servers.status_lines(servers.status_of(folder)):
+        typer.echo(line)
+
+
+@app.command()
+def status(run_path: RunPath, as_json: AsJson = False) -> None:
+    """Show how far a run is, and each server's state."""
+    from tokenmill import servers
+
+    found = servers.status_of(servers.folder_of(run_path))
+    if as_json:
+        _print_json(found)
+    else:
+        for line in servers.status_lines(found):
+            typer.echo(line)
+
+
+@app.command()
+def logs(
+    run_path: RunPath,
+    server: Annotated[
+        int | None, typer.Argument(metavar="[SERVER]", help="A server's number; all where left out.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines of each log.")] = 50,
+) -> None:
+    """Show the servers' own logs, each line with its server's number in front."""
+    from tokenmill import servers
+
+    for line in servers.logs(servers.folder_of(run_path), server, follow=follow, lines=lines):
+        typer.echo(line)
+
+
+@app.command()
+def down(
+    run_path: RunPath,
+    now: Annotated[bool, typer.Option("--now", help="Cut what is in flight instead of draining.")] = False,
+) -> None:
+    """End a run's servers, and nothing else; a live run is asked to drain and exit first."""
+    from tokenmill import servers
+    from tokenmill.view import View
+
+    folder = servers.folder_of(run_path)
+    ended = servers.down(folder, View(folder.run_log), now=now)
+    typer.echo(f"{ended} server{'' if ended == 1 else 's'} ended" if ended else "no server is left")
+
+
+@app.command()
+def stage(config: ConfigFile, setting: Set = None) -> None:
+    """Bring the model near, as `run` would; prints where it is."""
+    from tokenmill.stage import stage as bring
+
+    typer.echo(str(bring(_load(config, setting), _say)))
+
+
+@app.command()
+def inspect(
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help=".jsonl, .jsonl.zst, .parquet, a folder, or a run folder.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Is this dataset worth training on? Exit code 5 where it is not."""
+    from tokenmill.inspection import inspect as look
+
+    found = look(data)
+    if as_json:
+        _print_json(found)
+    else:
+        _show_inspection(found)
+    raise typer.Exit(5 if found.verdict == "fail" else 0)
+
+
+@app.command()
+def export(
+    run_path: RunPath,
+    form: Annotated[str, typer.Argument(metavar="FORMAT", help="messages or parquet.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
+) -> None:
+    """Write a run's accepted records as a dataset, in the prompts' order."""
+    from tokenmill.config import load, rules_of
+    from tokenmill.export import export as write
+    from tokenmill.servers import folder_of
+
+    folder = folder_of(run_path)
+    config = load(folder.config)
+    rows = write(folder, form, out, rules_of(config), samples=config.generation.samples)
+    typer.echo(f"{rows:,} rows in {out}")
+
+
+@app.command()
+def report(run_path: RunPath) -> None:
+    """Write report.html and report.json anew; prints where they are."""
+    from tokenmill import report as reports
+    from tokenmill.config import load, rules_of
+    from tokenmill.servers import folder_of, status_of
+
+    folder = folder_of(run_path)
+    found = status_of(folder)
+    trouble = found.message if found.state == "failed" else ""
+    typer.echo(str(reports.write(folder, rules_of(load(folder.config)), found.prompts.total, trouble)))
+
+
+@app.command()
+def watch(run_path: RunPath) -> None:
+    """Follow a run in the terminal until it ends."""
+    from tokenmill import servers
+    from tokenmill.view import View
+
+    folder = servers.folder_of(run_path)
+    with View(None) as view:
+        last = servers.watch(folder, view)
+    for line in servers.status_lines(last):
+        typer.echo(line)
+
+
+# -- helpers -----------------------------------------------------------------------------------------------------------
+def _load(path: Path, setting: list[str] | None) -> Any:
+    from tokenmill.config import load
+
+    return load(path, setting)
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.encode(value).decode())
+
+
+def _loop(work: Any) -> Any:
+    import uvloop
+
+    return uvloop.run(work)
+
+
+def _run(path: Path, setting: list[str] | None, skip: list[str] | None, *, detached: bool = False) -> NoReturn:
+    """Runs a config in this process and leaves with its exit code."""
+    import shlex
+
+    from tokenmill.folder import RunFolder
+    from tokenmill.run import run as whole
+    from tokenmill.view import View
+
+    loaded = _load(path, setting)
+    folder = RunFolder(loaded.folder)
+    folder.create()
+    words = ["tokenmill", "run", str(path), *(f"--set={value}" for value in setting or ())]
+    with View(None if detached else folder.run_log) as view:
+        code = _loop(whole(loaded, view, command=shlex.join(words), skip=tuple(skip or ())))
+    _farewell(folder, code)
+    raise typer.Exit(code)
+
+
+def _farewell(folder: Any, code: int) -> None:
+    """What a finished run says last: counts, and where everything is."""
+    found = folder.status()
+    if found is None:
+        return
+    counts = found.prompts
+    verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
+    _say(f"{verdicts}, {counts.pending:,} pending")
+    _say(f"dataset  {folder.data}")
+    _say(f"report   {folder.path / 'report.html'}")
+    if code == 0:
+        _say(f"next     tokenmill inspect {folder.path}")
+        _say(f"         tokenmill export {folder.path} messages OUT")
+    else:
+        _say("next     start it again: it goes on where it is")
+
+
+def _detach(path: Path, setting: list[str] | None, skip: list[str] | None) -> NoReturn:
+    """Starts the run in a session of its own, waits until it generates, and leaves."""
+    import subprocess
+    import time
+
+    from tokenmill.folder import RunFolder
+
+    folder = RunFolder(_load(path, setting).folder)
+    folder.create()
+    words = [sys.executable, "-m", "tokenmill", "run", str(path), "--detached"]
+    words += [f"--set={value}" for value in setting or ()] + [f"--skip={name}" for name in skip or ()]
+    started = time.time()
+    with folder.run_log.open("ab") as log:
+        child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    while (code := child.poll()) is None:
+        found = folder.status()
+        if found is not None and found.updated >= started and found.state in ("generating", "sealing", "done"):
+            typer.echo(f"running as pid {child.pid}; follow it with: tokenmill watch {folder.path}")
+            raise typer.Exit(0)
+        time.sleep(0.2)
+    if code:
+        _say(f"the run ended with exit code {code}; the last lines of {folder.run_log}:")
+        for line in folder.run_log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]:
+            _say(f"  {line}")
+    raise typer.Exit(code)
+
+
+def _show_inspection(found: Any) -> None:
+    typer.echo(f"{found.verdict.upper()}: {found.rows:,} rows")
+    for reason in found.reasons:
+        typer.echo(f"  {reason}")
+    for label, count in found.labels.items():
+        typer.echo(f"  {label:24}{count:>12,}  {count / found.rows:.1%}")
+    if found.supervised_tokens:
+        spread = found.supervised_tokens
+        typer.echo(f"  supervised tokens        p1 {spread['p1']:,}  p50 {spread['p50']:,}  p99 {spread['p99']:,}")
+    for example in found.examples:
+        typer.echo(f"  {example['label']}  {example['id']}: {example['text']!r}")
+
+
+def main() -> None:
+    """The console command. The one place besides errors.boundary that catches every exception."""
+    try:
+        code = app(standalone_mode=False) or 0
+    except typer.Exit as leave:
+        code = leave.exit_code
+    except TokenmillError as error:
+        _say(f"tokenmill: {error}")
+        if error.fix:
+            _say(f"  fix: {error.fix}")
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    except Exception as error:  # noqa: BLE001
+        code = _usage_or_bug(error)
+    sys.exit(code)
+
+
+def _usage_or_bug(error: Exception) -> int:
+    import click
+
+    if isinstance(error, click.exceptions.Abort):
+        return 130
+    if isinstance(error, click.ClickException):
+        error.show()
+        return 2
+    import traceback
+
+    traceback.print_exception(error)
+    _say("tokenmill: this is a bug of tokenmill; the run folder is whole, and starting again goes on")
+    return 1

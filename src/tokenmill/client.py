@@ -1,0 +1,103 @@
+"""One HTTP client per server: bytes out, bytes in, typed failures. No policy: who retries, and whose fault a failure is
+to be charged to, is decided by the caller from the error's type.
+
+The one exception is a pooled connection that the server had closed meanwhile: the request is sent once more at once, on
+a fresh connection, since nothing was asked of the server yet.
+"""
+
+import errno
+import time
+
+import aiohttp
+from yarl import URL
+
+from tokenmill.errors import BrokenError, BusyError, GoneError, LateError, LocalLimitError, RefusedError
+
+KEEP_IDLE_S = 3.0
+"""Below the 5 s after which uvicorn closes an idle connection: whoever closes last meets the reset."""
+
+STALE_WITHIN_S = 1.0
+"""A connection that was dead already says so at the first round trip; a later reset means that the server is going."""
+
+_FULL = (errno.EMFILE, errno.ENFILE)
+_BUSY = frozenset({408, 425, 429, 503})
+
+
+class Client:
+    """`address` is scheme, host and port. Close it in the scope that made it."""
+
+    def __init__(self, address: str, *, api_key: str = "") -> None:
+        self.address = address
+        self._base = URL(address)
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._urls: dict[str, URL] = {}
+        self._pooled = self._session(aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_IDLE_S))
+        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True))
+
+    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=connector,
+            headers=self._headers,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=True,
+            trust_env=False,  # a proxy variable of the login shell must not catch loopback traffic
+        )
+
+    async def post(self, path: str, body: bytes, *, timeout_s: float) -> bytes:
+        """The answer's body. Raises a RequestError; see errors.py for what each means."""
+        started = time.monotonic()
+        try:
+            return await self._ask(self._pooled, "POST", path, body, timeout_s)
+        except GoneError as error:
+            if not isinstance(error.__cause__, _RESETS) or time.monotonic() - started > STALE_WITHIN_S:
+                raise
+        return await self.post_fresh(path, body, timeout_s=timeout_s)
+
+    async def post_fresh(self, path: str, body: bytes, *, timeout_s: float) -> bytes:
+        """The same over a connection of its own, so that nothing stands before it."""
+        return await self._ask(self._fresh, "POST", path, body, timeout_s)
+
+    async def get(self, path: str, *, timeout_s: float) -> bytes:
+        """The same for GET, over a connection of its own."""
+        return await self._ask(self._fresh, "GET", path, None, timeout_s)
+
+    async def close(self) -> None:
+        await self._pooled.close()
+        await self._fresh.close()
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, method: str, path: str, body: bytes | None, timeout_s: float
+    ) -> bytes:
+        url = self._urls.get(path) or self._urls.setdefault(path, self._base.join(URL(path)))
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with session.request(method, url, data=body, timeout=timeout, allow_redirects=False) as response:
+                answer = await response.read()
+                status = response.status
+        except TimeoutError as error:
+            raise LateError(f"{self.address}{path}: no answer within {timeout_s:.0f} s") from error
+        except aiohttp.ClientConnectorError as error:
+            if error.errno in _FULL:
+                raise LocalLimitError(f"too many open files: {error}") from error
+            raise GoneError(f"{self.address} cannot be reached: {error.strerror or error}") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise GoneError(
+                f"{self.address}{path}: the connection broke: {str(error) or type(error).__name__}"
+            ) from error
+        if status == 200:
+            return answer
+        raise _refusal(status, answer, f"{self.address}{path}")
+
+
+_RESETS = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
+
+
+def _refusal(status: int, answer: bytes, where: str) -> RefusedError | BusyError | BrokenError:
+    text = answer[:2000].decode("utf-8", "replace").strip()
+    if status in _BUSY:
+        return BusyError(f"{where}: HTTP {status}: {text}")
+    if 400 <= status < 500:
+        return RefusedError(f"HTTP {status}: {text}")
+    return BrokenError(f"{where}: HTTP {status}: {text}", body=text)

@@ -1,0 +1,38 @@
+"""One node, in this process. `Encoded` puts any node behind encode and decode, as a node on another machine is."""
+
+from typing import TypeVar
+
+import msgspec
+
+from tokenmill.cluster.base import Node, Results
+from tokenmill.core.records import Prompt
+from tokenmill.core.status import NodeStatus
+
+T = TypeVar("T")
+
+
+def through_wire(message: T, kind: type[T]) -> T:
+    """A message as it arrives on the other side."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=kind)
+
+
+class Encoded:
+    """A node whose messages all pass through encode and decode."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def credits(self) -> int:
+        return through_wire(await self._node.credits(), int)
+
+    async def offer(self, prompts: list[Prompt]) -> None:
+        await self._node.offer(through_wire(prompts, list[Prompt]))
+
+    async def results(self) -> Results:
+        return through_wire(await self._node.results(), Results)
+
+    async def status(self) -> NodeStatus:
+        return through_wire(await self._node.status(), NodeStatus)
+
+    async def stop(self, grace_s: float | None, keep: bool) -> None:
+        await self._node.stop(through_wire(grace_s, float | None), keep)  # type: ignore[arg-type]

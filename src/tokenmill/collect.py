@@ -1,0 +1,182 @@
+"""From the nodes to the store: writes judged records, counts them, lets the gate judge, and hands new prompts out.
+
+Nothing is counted that is not written. A gate alarm or a failed write ends the run; then no new prompts go out, and
+what is in flight still comes in.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from tokenmill import settings
+from tokenmill.cluster.base import Node
+from tokenmill.core import judge
+from tokenmill.core.gate import Alarm
+from tokenmill.core.judge import Verdict
+from tokenmill.core.records import Prompt, Record
+from tokenmill.errors import GuardError, StoreError
+from tokenmill.events import EventLog
+from tokenmill.explain import Examples
+from tokenmill.folder import RunFolder
+from tokenmill.resume import Accounts
+from tokenmill.store import Store
+
+STORE_PATIENCE_S = 60.0
+"""How long answers are kept in memory for a store that cannot be written: time to free some room."""
+
+BATCH = 512
+"""Prompts handed out between two looks at the results."""
+
+Stop = Callable[[float | None], Awaitable[None]]
+"""Asks the nodes to stop; how long what is in flight may take, None for all the time it takes."""
+
+
+class Collector:
+    """`alarm` and `failure` are what ended the run, None while nothing has; `draining`: no new prompts go out."""
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        store: Store,
+        folder: RunFolder,
+        log: EventLog,
+        stop: Stop,
+        *,
+        patience_s: float = STORE_PATIENCE_S,
+    ) -> None:
+        self.examples = Examples()
+        self.alarm: Alarm | None = None
+        self.failure: StoreError | GuardError | None = None
+        self.draining = False
+        self._accounts = accounts
+        self._store = store
+        self._folder = folder
+        self._log = log
+        self.stop = stop
+        self._patience_s = patience_s
+        self._deadline = 0.0
+        self._outstanding = 0
+        self._settings_kept = False
+        self._template_sha256 = ""
+        self._first_prompt = ""
+
+    async def run(self, node: Node) -> None:
+        """Until the node has ended, or until every prompt has its record: then it ends the node."""
+        while not (results := await node.results()).ended:
+            for event in results.events:
+                self._log.add(event)
+            self._template_sha256, self._first_prompt = results.template_sha256, results.first_prompt
+            if results.records:
+                self._outstanding -= len(results.records)
+                await self._keep(results.records)
+            if self.draining:
+                if self._deadline and time.monotonic() > self._deadline:
+                    await self.stop(0.0)
+            elif self._accounts.feed.ended and not self._outstanding:
+                self.draining = True
+                await self.stop(0.0)
+            elif results.credits:
+                await self._hand_out(node, min(results.credits, BATCH))
+        await self._write_the_rest()
+
+    async def _hand_out(self, node: Node, count: int) -> None:
+        feed = self._accounts.feed
+        items = await feed.take(count)
+        usable = [item for item in items if isinstance(item, Prompt)]
+        unusable = [item for item in items if isinstance(item, Record)]
+        if usable:
+            self._outstanding += len(usable)
+            await node.offer(usable)
+        if unusable:
+            await self._keep(unusable)
+        if feed.ended and feed.last_cohort[0] > 0:
+            self._accounts.gate.expect(*feed.last_cohort)
+
+    async def _keep(self, records: list[Record]) -> None:
+        try:
+            await self._append(records)
+        except GuardError as error:
+            self.failure = error
+            await self._end(0.0)
+        except StoreError as error:
+            await self._failed(error)
+        else:
+            if self.alarm is not None and not self.draining:
+                await self._end(0.0)
+
+    async def _append(self, records: list[Record]) -> None:
+        """Writes these records and what a failed write left behind; a StoreError leaves all of them in `unsaved`."""
+        store = self._store
+        waiting, store.unsaved = [*store.unsaved, *records], []
+        try:
+            self._keep_settings()
+        except OSError as error:
+            store.unsaved = waiting
+            raise StoreError(f"{self._folder.data}: {error.strerror}", fix=f"df -h {self._folder.data}") from error
+        await store.append(waiting)
+        for record in waiting:
+            self._count(record)
+
+    def _keep_settings(self) -> None:
+        """The settings' row stands before the first record made with it; by then the template is known."""
+        if self._settings_kept:
+            return
+        data = self._folder.data
+        settings.guard_template(self._template_sha256, settings.read(data))
+        settings.keep(data, settings.complete(self._accounts.row, self._template_sha256, self._first_prompt))
+        self._settings_kept = True
+
+    def _count(self, record: Record) -> None:
+        accounts = self._accounts
+        measured = (record.labels, record.reasoning_tokens, record.repetition, record.thinking)
+        verdict = judge.verdict(*measured, accounts.rules)
+        accounts.ledger.mark(record, verdict)
+        if verdict is not Verdict.ACCEPTED:
+            self.examples.add(record, record.labels)
+        self.raise_alarm(accounts.gate.observe(record.cohort, verdict, record.labels))
+
+    def raise_alarm(self, alarm: Alarm | None) -> None:
+        """Takes note of an alarm; the first that stops is the run's."""
+        if alarm is None:
+            return
+        self._log.say("gate", f"gate: {alarm}", "error" if alarm.stops else "warn")
+        if alarm.stops and self.alarm is None:
+            self.alarm = alarm
+
+    async def _end(self, grace_s: float | None) -> None:
+        self.draining = True
+        await self.stop(grace_s)
+
+    # -- a store that cannot be written ------------------------------------------------------------------------------
+    async def _failed(self, error: StoreError) -> None:
+        """No new prompts from now on; what is in flight may still come, and is tried again for a bounded time."""
+        if self.failure is None:
+            self.failure = error
+            self._deadline = time.monotonic() + self._patience_s
+            words = f"cannot write: {error}; no new prompts; retrying for {self._patience_s:.0f} s"
+            self._log.say("store", words, "error", error.fix)
+            await self._end(None)
+        await asyncio.sleep(min(1.0, self._patience_s / 10))
+
+    async def _write_the_rest(self) -> None:
+        """Every answer is in: writes what a failed write left behind, until the patience is over."""
+        while self._store.unsaved:
+            try:
+                await self._append([])
+            except StoreError as error:
+                if time.monotonic() > self._deadline:
+                    self.failure = self._story(error, len(self._store.unsaved))
+                    return
+                await asyncio.sleep(min(1.0, self._patience_s / 10))
+        if isinstance(self.failure, StoreError):
+            self.failure = self._story(self.failure, 0)
+
+    def _story(self, error: StoreError, lost: int) -> StoreError:
+        counts = self._accounts.ledger.counts()
+        safe = f"{counts.total - counts.pending:,} records are safe"
+        end = (
+            f"{lost:,} answers could not be stored and are lost"
+            if lost
+            else "every answer in flight was stored in the end"
+        )
+        return StoreError(f"results could not be stored: {error}; {safe}; {end}", fix=error.fix)

@@ -1,0 +1,109 @@
+"""Stops a bad run early, judged by cohort, so that short answers that come first mislead nobody.
+
+A cohort is a group of ids by order of dispatch; cohort 0 is spread evenly over the prompt set and dispatched first.
+It stops the run as soon as its verdict is inevitable (bad so far > allowed share × size) and passes when all have
+ended. The gate counts; it never waits and never holds the fleet up.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tokenmill.core.judge import TRUNCATED, Verdict
+from tokenmill.core.records import PROMPT_FAULTS
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """[gate]: the shares of a cohort that may be rejected, failed, truncated; 0 ≤ share ≤ 1."""
+
+    cohort: int = 200
+    max_rejected: float = 0.2
+    max_failed: float = 0.05
+    max_truncated: float = 0.5
+    later_stops: bool = True
+
+
+@dataclass(slots=True)
+class Tally:
+    size: int
+    ended: int = 0
+    rejected: int = 0
+    failed: int = 0
+    truncated: int = 0
+    warned: bool = False
+    labels: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """One cohort's verdict: bad. `what` is rejected, failed or truncated; `stops` says whether the run must end."""
+
+    cohort: int
+    what: str
+    bad: int
+    size: int
+    ended: int
+    allowed: float
+    labels: dict[str, int]
+    stops: bool
+
+    def __str__(self) -> str:
+        labels = ", ".join(f"{name} {count}" for name, count in sorted(self.labels.items(), key=lambda kv: -kv[1]))
+        return (
+            f"cohort {self.cohort}: {self.bad} of {self.size} {self.what} after {self.ended} ended "
+            f"(allowed: {self.allowed:.0%}){f'; labels: {labels}' if labels else ''}"
+        )
+
+
+class Gate:
+    """Counts records by cohort. `observe` returns an alarm at most once per cohort."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.tallies: dict[int, Tally] = {}
+
+    def expect(self, cohort: int, size: int) -> None:
+        """Says how many ids a cohort has; until told, it is taken to be full."""
+        self._tally(cohort).size = size
+
+    def passed(self, cohort: int) -> bool:
+        tally = self.tallies.get(cohort)
+        return tally is not None and tally.ended >= tally.size and self._bad(tally) is None
+
+    def observe(self, cohort: int, verdict: Verdict, labels: Iterable[str]) -> Alarm | None:
+        tally = self._tally(cohort)
+        names = tuple(labels)
+        tally.ended += 1
+        if verdict is not Verdict.ACCEPTED:
+            for name in names:
+                tally.labels[name] = tally.labels.get(name, 0) + 1
+        tally.rejected += verdict is Verdict.REJECTED
+        tally.failed += verdict is Verdict.FAILED and PROMPT_FAULTS.isdisjoint(names)
+        tally.truncated += not TRUNCATED.isdisjoint(names)
+        return self.check(cohort)
+
+    def check(self, cohort: int) -> Alarm | None:
+        """The cohort's alarm, if its verdict is inevitable by now."""
+        tally = self._tally(cohort)
+        bad = self._bad(tally)
+        if bad is None or tally.warned:
+            return None
+        tally.warned = True
+        what, count, allowed = bad
+        stops = cohort == 0 or self.limits.later_stops
+        return Alarm(cohort, what, count, tally.size, tally.ended, allowed, dict(tally.labels), stops)
+
+    def _tally(self, cohort: int) -> Tally:
+        if cohort not in self.tallies:
+            self.tallies[cohort] = Tally(size=self.limits.cohort)
+        return self.tallies[cohort]
+
+    def _bad(self, tally: Tally) -> tuple[str, int, float] | None:
+        for what, count, allowed in (
+            ("failed", tally.failed, self.limits.max_failed),
+            ("rejected", tally.rejected, self.limits.max_rejected),
+            ("truncated", tally.truncated, self.limits.max_truncated),
+        ):
+            if count > allowed * tally.size:
+                return what, count, allowed
+        return None

@@ -1,0 +1,193 @@
+"""What a completion is worth. Labels and measurements are facts; the verdict is a pure function of them and the rules.
+
+Two labels depend on thresholds, `empty_reasoning` and `repetition`: they are computed anew from the record's
+measurements whenever a verdict is asked for, so that [judge] may change in mid-run without generating anything again.
+"""
+
+import zlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from tokenmill.core.records import FAILURES, Completion, Parts
+
+OPEN, CLOSE = "<think>", "</think>"
+
+TAIL_CHARS = 4000
+"""Loops stand at the end: the zlib ratio of this tail tells a loop (43 to 105) from text (2.3 to 3.3)."""
+
+MIN_RATIO_BYTES = 200
+"""Below this, zlib's header and a single ruled line decide the ratio, not a loop."""
+
+MAX_REPLACEMENTS = 4
+"""U+FFFD in one completion: a cut in mid-character gives one, bytes that were never text give many."""
+
+THRESHOLD_LABELS = frozenset({"empty_reasoning", "repetition"})
+
+BROKEN = frozenset(
+    {
+        "empty",
+        "empty_reasoning",
+        "empty_answer",
+        "repetition",
+        "orphan_think_tag",
+        "missing_end_token",
+        "foreign_mode",
+        "bad_text",
+        "short_mask",
+    }
+)
+TRUNCATED = frozenset({"truncated_in_thinking", "truncated_in_answer"})
+
+REJECT_FOR: dict[str, frozenset[str]] = {"drafter": BROKEN, "sft": BROKEN | TRUNCATED}
+"""A cut-off completion is valid on-policy text for a drafter, and a bad example for fine-tuning."""
+
+
+class Verdict(StrEnum):
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """[judge]: which labels reject, and the two thresholds (tokens; zlib ratio)."""
+
+    reject: frozenset[str] = BROKEN
+    min_reasoning_tokens: int = 16
+    max_repetition: float = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How to read a completion's ids and tags.
+
+    `opened` says whether the prompt already holds the opening think tag (Qwen3.5 and later), None where nobody knows;
+    `end_ids` are the end tokens and `close_id` the one token of `</think>`, as decimal digits, empty where unknown.
+    """
+
+    thinking: bool
+    opened: bool | None = None
+    end_ids: frozenset[bytes] = frozenset()
+    close_id: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    parts: Parts
+    reasoning_tokens: int
+    repetition: float
+    labels: tuple[str, ...]
+
+
+def split(text: str, finish_reason: str, reading: Reading) -> Parts:
+    """Finds thought and answer in an output. A thought without its closing tag takes all of the rest."""
+    start = len(text) - len(text.lstrip())
+    wrote_open = text.startswith(OPEN, start)
+    if wrote_open:
+        start += len(OPEN)
+    close = text.find(CLOSE, start)
+    if close >= 0:
+        return Parts(*_strip(text, start if wrote_open else 0, close), *_strip(text, close + len(CLOSE), len(text)))
+    in_thought = wrote_open or (reading.thinking and (reading.opened or _cut_before_any_tag(finish_reason, reading)))
+    if in_thought:
+        return Parts(*_strip(text, start, len(text)), len(text), len(text))
+    return Parts(0, 0, *_strip(text, 0, len(text)))
+
+
+def _cut_before_any_tag(finish_reason: str, reading: Reading) -> bool:
+    return reading.opened is None and finish_reason == "length"
+
+
+def _strip(text: str, start: int, end: int) -> tuple[int, int]:
+    piece = text[start:end]
+    left = start + len(piece) - len(piece.lstrip())
+    return (left, max(left, start + len(piece.rstrip())))
+
+
+def repetition(text: str) -> float:
+    """The zlib ratio of the last 4,000 characters; 0 for texts too short to say."""
+    tail = text[-TAIL_CHARS:].encode("utf-8", "replace")
+    return round(len(tail) / len(zlib.compress(tail)), 2) if len(tail) >= MIN_RATIO_BYTES else 0.0
+
+
+def measure(completion: Completion, reading: Reading, rules: Rules) -> Measured:
+    """All that a single completion shows. `completion.finish_reason` must be stop or length."""
+    text, finish = completion.text, completion.finish_reason
+    parts = split(text, finish, reading)
+    reasoning_tokens = _reasoning_tokens(completion, parts, reading)
+    ratio = repetition(text)
+    facts = [
+        label
+        for label, holds in (
+            ("empty", parts.a == parts.b and parts.c == parts.d),
+            ("empty_answer", parts.c == parts.d and finish == "stop"),
+            ("truncated_in_thinking", finish == "length" and reading.thinking and _unclosed(text, parts)),
+            ("truncated_in_answer", finish == "length" and not (reading.thinking and _unclosed(text, parts))),
+            ("orphan_think_tag", _orphan_tag(text, finish, parts)),
+            ("missing_end_token", finish == "stop" and _lacks_end(completion.output_ids, reading.end_ids)),
+            ("foreign_mode", not reading.thinking and parts.b > parts.a),
+            ("bad_text", completion.damaged or "\0" in text or text.count("\ufffd") > MAX_REPLACEMENTS),
+        )
+        if holds
+    ]
+    labels = effective_labels(facts, reasoning_tokens, ratio, reading.thinking, rules)
+    return Measured(parts, reasoning_tokens, ratio, labels)
+
+
+def _unclosed(text: str, parts: Parts) -> bool:
+    return parts.b > parts.a and parts.c == len(text) and not text.endswith(CLOSE) and CLOSE not in text[parts.b :]
+
+
+def _orphan_tag(text: str, finish: str, parts: Parts) -> bool:
+    """Not one pair of think tags: a second closing one, an opening one inside, or a thought never closed."""
+    if text.count(CLOSE) > 1 or text.find(OPEN, max(parts.a, 1)) >= 0:
+        return True
+    return finish == "stop" and parts.b > parts.a and CLOSE not in text
+
+
+def _lacks_end(ids: msgspec.Raw, end_ids: frozenset[bytes]) -> bool:
+    if not end_ids or ids == b"null":
+        return False
+    raw = bytes(ids)
+    return raw[max(raw.rfind(b","), 0) + 1 : -1] not in end_ids
+
+
+def _reasoning_tokens(completion: Completion, parts: Parts, reading: Reading) -> int:
+    if parts.b <= parts.a:
+        return 0
+    if completion.reasoning_tokens is not None:
+        return completion.reasoning_tokens
+    raw = bytes(completion.output_ids)
+    if reading.close_id and raw != b"null":
+        at = raw.find(b"," + reading.close_id + b",")
+        if at >= 0:
+            return raw.count(b",", 0, at) + 1
+        if parts.c == len(completion.text):
+            return completion.output_tokens
+    return round(completion.output_tokens * (parts.b - parts.a) / max(1, len(completion.text)))
+
+
+def effective_labels(
+    labels: tuple[str, ...] | list[str], reasoning_tokens: int, ratio: float, thinking: bool, rules: Rules
+) -> tuple[str, ...]:
+    """The labels with the two threshold ones computed anew under these rules."""
+    if not FAILURES.isdisjoint(labels):
+        return tuple(labels)
+    kept = [label for label in labels if label not in THRESHOLD_LABELS]
+    if thinking and (reasoning_tokens == 0 or reasoning_tokens < rules.min_reasoning_tokens):
+        kept.append("empty_reasoning")
+    if ratio > rules.max_repetition:
+        kept.append("repetition")
+    return tuple(kept)
+
+
+def verdict(
+    labels: tuple[str, ...] | list[str], reasoning_tokens: int, ratio: float, thinking: bool, rules: Rules
+) -> Verdict:
+    """Accepted, rejected or failed, under these rules."""
+    if not FAILURES.isdisjoint(labels):
+        return Verdict.FAILED
+    effective = effective_labels(labels, reasoning_tokens, ratio, thinking, rules)
+    return Verdict.ACCEPTED if rules.reject.isdisjoint(effective) else Verdict.REJECTED

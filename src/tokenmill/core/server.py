@@ -1,0 +1,266 @@
+"""One server: its states, what can happen to it, what can be done to it. `lifecycle.step` ties them together.
+
+PENDING → STARTING → ANSWERING → CANARY → READY ⇄ SUSPECT → STOPPING → STOPPED
+BACKOFF (a restart is scheduled) · FAILED (restarting cannot help) · QUARANTINED (failed too often; tried hourly)
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class State(StrEnum):
+    PENDING = "pending"  # known, not started
+    STARTING = "starting"  # its process runs; nothing of ours answers yet
+    ANSWERING = "answering"  # the right server answers; it does not generate yet
+    CANARY = "canary"  # real completions are on their way through the production path
+    READY = "ready"  # takes prompts
+    SUSPECT = "suspect"  # has work, shows no progress; a small generation decides
+    STOPPING = "stopping"  # being ended on request
+    STOPPED = "stopped"  # gone, as asked
+    BACKOFF = "backoff"  # a restart is scheduled
+    FAILED = "failed"  # a restart cannot help
+    QUARANTINED = "quarantined"  # failed too often; tried again after an hour
+
+
+LIVE = frozenset({State.STARTING, State.ANSWERING, State.CANARY, State.READY, State.SUSPECT})
+SERVING = frozenset({State.READY, State.SUSPECT})
+FINAL = frozenset({State.STOPPED, State.FAILED})
+WAITING = frozenset({State.BACKOFF, State.QUARANTINED})
+
+
+class FailureKind(StrEnum):
+    """Decides the restart: see `step`."""
+
+    CONFIG = "config"  # a flag, a model, a version: never restarted
+    WRONG_MODE = "wrong_mode"  # answers, but not in this run's thinking mode: never restarted
+    PORT = "port"  # restarted at once, with other ports
+    OCCUPIED = "occupied"  # the GPU or shared memory held something: restarted after reaping
+    MEMORY = "memory"  # restarted once at most
+    CRASH = "crash"  # restarted with back-off
+    HANG = "hang"  # restarted with back-off
+    UNREACHABLE = "unreachable"  # a server of someone else's: probed again
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What became of a server: cause in a sentence, the fix in a line, the log's decisive lines."""
+
+    kind: FailureKind
+    cause: str
+    fix: str = ""
+    lines: tuple[str, ...] = ()
+    exit_code: int | None = None
+
+    def __str__(self) -> str:
+        code = "" if self.exit_code is None else f" (exit code {self.exit_code})"
+        return f"{self.cause}{code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Limits in seconds; the defaults are the config's."""
+
+    start_timeout: float = 1200.0
+    stall_timeout: float = 90.0
+    suspect_timeout: float = 900.0  # ten stall timeouts: kernels compiled for minutes at most; seen: 107 s
+    canary_timeout: float = 1200.0
+    stop_timeout: float = 60.0
+    restarts_per_hour: int = 5
+
+
+BACKOFF_FIRST = 5.0  # seconds before the first restart; doubles from there
+
+
+# -- events ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Its turn has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """A process of an earlier tokenmill lives and was launched alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSeen:
+    name: str
+    percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Evidence: tokens, answers or a new phase (`strong`), or only processor time, log lines, bytes read."""
+
+    strong: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The right server answers over HTTP."""
+
+
+@dataclass(frozen=True, slots=True)
+class Healthy:
+    """Its own health check says that it can generate."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryPassed:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePassed:
+    """A small generation over a connection of its own came back."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFailed:
+    """It did not. `burning`: the server's processes use processor time, so it may be compiling."""
+
+    failure: Failure
+    burning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Exit, wrong identity, a failed canary, an engine that says that it is dead."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """`busy`: requests are in flight, so silence means something."""
+
+    busy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """No member of its process group lives and its ports are free."""
+
+
+Event = (
+    Launch
+    | Adopt
+    | PhaseSeen
+    | Progress
+    | Answered
+    | Healthy
+    | CanaryPassed
+    | ProbePassed
+    | ProbeFailed
+    | Failed
+    | Tick
+    | Stop
+    | Gone
+)
+
+
+# -- actions ---------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    """Start the process. `life` counts the starts; `fresh_ports` after a port clash."""
+
+    life: int
+    fresh_ports: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Begin to probe a server that runs already."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCanary:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Give it prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Take its prompts back, uncharged."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeGeneration:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End the group at once, verify, then say Gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """End the group in good order, verify, then say Gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Something a person should know."""
+
+    text: str
+    failure: Failure | None = None
+
+
+Action = Spawn | Watch | RunCanary | Admit | Withdraw | ProbeGeneration | Kill | Terminate | Tell
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server's state. `since` is when the state began, `progress_at` the last evidence, `life` the starts."""
+
+    index: int
+    timing: Timing = field(default_factory=Timing)
+    owned: bool = True
+    state: State = State.PENDING
+    since: float = 0.0
+    phase: str = ""
+    percent: float = 0.0
+    started_at: float = 0.0
+    progress_at: float = 0.0
+    life: int = 0
+    charged: tuple[float, ...] = ()
+    backoff: float = BACKOFF_FIRST
+    retry_at: float = 0.0
+    gone: bool = True
+    memory_failures: int = 0
+    fresh_ports: bool = False
+    ever_ready: bool = False
+    failure: Failure | None = None
+    story: tuple[str, ...] = ()
+
+    @property
+    def restarts(self) -> int:
+        return max(0, self.life - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What the servers' states mean together: how many serve, and whether none ever will."""
+
+    ready: int
+    hopeless: bool
+
+
+def fleet(servers: tuple[Server, ...]) -> Fleet:
+    """Hopeless: every server failed in a way that no restart mends, or failed all its starts and was never ready."""
+    ready = sum(server.state in SERVING for server in servers)
+    lost = (
+        server.state is State.FAILED or (server.state is State.QUARANTINED and not server.ever_ready)
+        for server in servers
+    )
+    return Fleet(ready, bool(servers) and all(lost))

@@ -1,0 +1,61 @@
+"""What a node says of itself and its servers: `status --json`, the live view and the page are drawn from this."""
+
+import msgspec
+
+
+class ServerStatus(msgspec.Struct, frozen=True):
+    """One server. `percent` is of the phase; rates are tokens a second over the last minute; times in seconds."""
+
+    node: str
+    index: int
+    gpu: str
+    port: int
+    pid: int | None
+    state: str
+    phase: str
+    percent: float
+    in_flight: int
+    capacity: int
+    tokens_per_s: float
+    accept_length: float | None
+    restarts: int
+    last_error: str
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """`queued` are prompts that no server has begun, `credits` how many more the node can use now."""
+
+    node: str
+    servers: tuple[ServerStatus, ...]
+    queued: int = 0
+    in_flight: int = 0
+    capacity: int = 0
+    credits: int = 0
+    tokens: int = 0
+    hopeless: bool = False
+    problem: str = ""
+
+
+class PromptCounts(msgspec.Struct, frozen=True):
+    """Ids by what became of them: accepted + rejected + failed + pending = total, always."""
+
+    total: int = 0
+    accepted: int = 0
+    rejected: int = 0
+    failed: int = 0
+    pending: int = 0
+
+
+class RunStatus(msgspec.Struct, frozen=True):
+    """`state` is the run's step: preflight, staging, starting, generating, draining, sealing, done, stopped, failed."""
+
+    run: str
+    state: str
+    prompts: PromptCounts
+    servers: tuple[ServerStatus, ...]
+    tokens_per_s: float
+    eta_s: float | None
+    slots_busy: float | None
+    labels: dict[str, int] = {}
+    message: str = ""
+    updated: float = 0.0

@@ -1,0 +1,1 @@
+"""One file per inference engine: pure methods, no I/O. See base.py for what an engine must say."""

@@ -1,0 +1,59 @@
+"""A scripted server (tokenmill.testing.server) as an engine: for trying a config without a model, and for tests.
+
+`args` are the scripted server's flags, such as { latency-ms = 200, tokens = 300 }; it speaks the chat dialect.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from tokenmill.core.server import Failure, FailureKind
+from tokenmill.engines import chat
+from tokenmill.engines.base import Launch, Load, Phase, Probes, Request, ServerInfo, Spec, flags, match_rules
+from tokenmill.engines.metrics import values
+from tokenmill.engines.openai import OpenAI
+from tokenmill.engines.vllm import VLLM
+
+_vllm = VLLM()
+
+
+class Fake(OpenAI):
+    kind = "fake"
+
+    def command(self, spec: Spec) -> Launch:
+        argv = [
+            *(spec.python or sys.executable, "-m", "tokenmill.testing.server"),
+            *("--port", str(spec.port), "--model", spec.model_name, "--nonce", spec.nonce),
+        ]
+        return Launch((*argv, *flags(spec.args)))
+
+    def probes(self, spec: Spec) -> Probes:
+        return Probes("/v1/models", "/health", "/v1/models", "/metrics")
+
+    def stranger(self, spec: Spec, identity: bytes) -> str:
+        served = chat.names(chat.models(identity))
+        return "" if spec.nonce in served else f"a server of {', '.join(sorted(served)) or 'no model'}"
+
+    def info(self, spec: Spec, page: bytes, log: str = "") -> ServerInfo:
+        card = next(iter(chat.models(page)), None)
+        return ServerInfo(int(spec.args.get("slots", 16)), "slots", card.max_model_len if card else None)
+
+    def load(self, metrics: str) -> Load:
+        found = values(metrics, "fake:running", "fake:tokens_total")
+        return Load(running=int(found.get("fake:running", 0)), queued=0, tokens=found.get("fake:tokens_total"))
+
+    def phase(self, line: str) -> Phase | None:
+        return _vllm.phase(line)
+
+    def diagnose(self, tail: Sequence[str], exit_code: int | None) -> Failure:
+        if exit_code == 2:
+            return Failure(FailureKind.CONFIG, "the scripted server refuses a flag", "", tuple(tail[-2:]), exit_code)
+        return match_rules(_RULES, tail, exit_code)
+
+    def lost(self, body: str) -> bool:
+        return _vllm.lost(body)
+
+    def abort(self, request_id: str) -> Request | None:
+        return None
+
+
+_RULES = ((r"out of memory", FailureKind.MEMORY, "out of memory, as scripted", ""),)

@@ -1,0 +1,230 @@
+"""llama.cpp's server: the wheel xllamacpp (llamacpp_server.py), or a system llama-server named by `engine.command`.
+
+The server renders: /apply-template, then /tokenize, then the ids to /completion with `return_tokens`, whose tokens hold
+the end token. `-c` is the total context over all slots, so context per request is n_ctx ÷ slots. While it loads, every
+path answers 503; /health never touches the inference thread afterwards, /metrics does.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.records import NULL, Completion
+from tokenmill.core.server import Failure, FailureKind
+from tokenmill.engines import chat
+from tokenmill.engines.base import (
+    COMMON_RULES,
+    Engine,
+    Launch,
+    Load,
+    Phase,
+    PhaseTable,
+    Probes,
+    Rendered,
+    Request,
+    Rule,
+    Sampling,
+    ServerInfo,
+    Spec,
+    as_ids,
+    decode_json,
+    flags,
+    match_rules,
+    whole,
+)
+from tokenmill.engines.metrics import values
+
+
+class _Timings(msgspec.Struct):
+    draft_n: int | None = None
+    draft_n_accepted: int | None = None
+    predicted_n: int = 0
+
+
+class _Reply(msgspec.Struct):
+    content: str = ""
+    tokens: msgspec.Raw = NULL
+    tokens_evaluated: int = 0
+    tokens_predicted: int = 0
+    stop_type: str = ""
+    truncated: bool = False
+    timings: _Timings | None = None
+
+
+class _Settings(msgspec.Struct):
+    n_ctx: int | None = None
+
+
+class _Props(msgspec.Struct):
+    total_slots: int | None = None
+    default_generation_settings: _Settings = msgspec.field(default_factory=_Settings)
+    build_info: str = ""
+    chat_template: str = ""
+    eos_token: str = ""
+
+
+class _Template(msgspec.Struct):
+    prompt: str
+
+
+class _Tokens(msgspec.Struct):
+    tokens: msgspec.Raw
+
+
+_reply = msgspec.json.Decoder(_Reply)
+_props = msgspec.json.Decoder(_Props)
+_template = msgspec.json.Decoder(_Template)
+_tokens = msgspec.json.Decoder(_Tokens)
+
+_FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
+
+_PHASES = PhaseTable(
+    (
+        (r"listening on http", "http", 98, 98),
+        (r"model loaded", "loaded", 95, 95),
+        (r"initializing, n_slots", "slots", 90, 90),
+        (r"KV buffer size|llama_kv_cache", "memory", 80, 80),
+        (r"load_tensors|loading model tensors", "weights", 30, 30),
+        (r"loading model", "weights", 10, 10),
+    )
+)
+
+_RULES: tuple[Rule, ...] = (
+    (
+        r"error: invalid argument|the argument has been removed|unrecognized arguments|error: argument",
+        FailureKind.CONFIG,
+        "llama.cpp does not know or does not accept a flag",
+        "",
+    ),
+    (
+        r"data is not within the file bounds|corrupted or incomplete|missing tensor|unknown model architecture|"
+        r"invalid magic|failed to open GGUF|gguf_init_from_file",
+        FailureKind.CONFIG,
+        "the GGUF file is incomplete or of a kind that this build does not know",
+        "",
+    ),
+    (
+        r"failed to allocate buffer for (?:kv|rs) cache|cudaMalloc failed: out of memory|unable to allocate .* buffer",
+        FailureKind.MEMORY,
+        "out of memory",
+        "lower engine.args ctx-size or parallel",
+    ),
+    *COMMON_RULES,
+    (r"failed to load model", FailureKind.CONFIG, "the model could not be loaded", ""),
+    (r"CUDA error:", FailureKind.CRASH, "the GPU reported a fault", ""),
+)
+
+
+class LlamaCpp(Engine):
+    kind = "llamacpp"
+    renders = "server"
+    package = "xllamacpp"
+    content_args = frozenset({"chat-template", "chat-template-file", "cache-type-k", "cache-type-v", "lora"})
+    health_is_proof = False
+
+    def command(self, spec: Spec) -> Launch:
+        program = spec.command or (spec.python or sys.executable, str(Path(__file__).with_name("llamacpp_server.py")))
+        argv = [
+            *program,
+            *("--model", spec.model_path, "--alias", f"{spec.model_name},{spec.nonce}"),
+            *("--host", spec.host, "--port", str(spec.port), "--metrics"),
+        ]
+        return Launch((*argv, *flags(_with_room_for(spec))))
+
+    def probes(self, spec: Spec) -> Probes:
+        return Probes("/v1/models", "/health", "/props", "/metrics")
+
+    def stranger(self, spec: Spec, identity: bytes) -> str:
+        served = chat.names(chat.models(identity))
+        names = {part for name in served for part in name.split(",")}
+        return "" if spec.nonce in names else f"another server, serving {', '.join(sorted(served)) or 'no model'}"
+
+    def info(self, spec: Spec, page: bytes, log: str = "") -> ServerInfo:
+        props, _ = decode_json(page, _props)
+        context = props.default_generation_settings.n_ctx
+        running = props.total_slots
+        return ServerInfo(running, "parallel", context, 0, props.build_info, props.chat_template, props.eos_token)
+
+    def encode(
+        self, spec: Spec, rendered: Rendered, sampling: Sampling, *, request_id: str, thinking: bool, seed: int | None
+    ) -> Request:
+        body: dict[str, Any] = {
+            "prompt": rendered.ids,
+            "n_predict": sampling.max_tokens,
+            "return_tokens": True,
+            "response_fields": _FIELDS,
+            **sampling.fields(),
+        }
+        if seed is not None:
+            body["seed"] = seed % 2**32
+        return Request("/completion", msgspec.json.encode(body))
+
+    def decode(self, body: bytes) -> Completion:
+        reply, damaged = decode_json(body, _reply)
+        timings = reply.timings
+        steps = timings.predicted_n - (timings.draft_n_accepted or 0) if timings and timings.draft_n else 0
+        return Completion(
+            text=reply.content,
+            finish_reason=_FINISH.get(reply.stop_type, reply.stop_type or "none"),
+            output_ids=as_ids(reply.tokens),
+            prompt_tokens=reply.tokens_evaluated,
+            output_tokens=reply.tokens_predicted,
+            accept_length=timings.predicted_n / steps if timings and steps > 0 else None,
+            damaged=damaged,
+        )
+
+    def template_request(self, messages: msgspec.Raw, tools: msgspec.Raw, thinking: bool) -> Request:
+        body: dict[str, Any] = {"messages": messages, "chat_template_kwargs": {"enable_thinking": thinking}}
+        if tools != NULL:
+            body["tools"] = tools
+        return Request("/apply-template", msgspec.json.encode(body))
+
+    def read_template(self, template_reply: bytes) -> str:
+        return _template.decode(template_reply).prompt
+
+    def ids_request(self, text: str, *, whole: bool = True) -> Request:
+        body = {"content": text, "add_special": whole, "parse_special": True}  # as the server's own chat does it
+        return Request("/tokenize", msgspec.json.encode(body))
+
+    def read_tokens(self, tokenize_reply: bytes) -> msgspec.Raw:
+        return as_ids(_tokens.decode(tokenize_reply).tokens)
+
+    def load(self, metrics: str) -> Load:
+        names = (
+            "llamacpp:requests_processing",
+            "llamacpp:requests_deferred",
+            "llamacpp:n_decode_total",
+            "llamacpp:prompt_tokens_total",
+        )
+        found = values(metrics, *names)
+        running, queued, decodes, prompts = map(found.get, names)
+        return Load(
+            running=whole(running),
+            queued=whole(queued),
+            tokens=None if decodes is None else decodes + (prompts or 0.0),
+        )
+
+    def phase(self, line: str) -> Phase | None:
+        return _PHASES.match(line)
+
+    def diagnose(self, tail: Sequence[str], exit_code: int | None) -> Failure:
+        return match_rules(_RULES, tail, exit_code)
+
+    def successor(self, flag: str, known: frozenset[str]) -> str:
+        return {"draft": "spec-draft-n-max", "draft-n": "spec-draft-n-max", "draft-max": "spec-draft-n-max"}.get(
+            flag, ""
+        )
+
+
+_FIELDS = ["content", "tokens", "tokens_evaluated", "tokens_predicted", "stop_type", "truncated", "timings"]
+"""The answer otherwise repeats the prompt and all settings: 3 KB of no use."""
+
+
+def _with_room_for(spec: Spec) -> Mapping[str, Any]:
+    """One slot per request that is to run at once: llama.cpp's own default is a single slot."""
+    if spec.capacity and "parallel" not in spec.args and "np" not in spec.args:
+        return {"parallel": spec.capacity, **spec.args}
+    return spec.args

@@ -1,0 +1,72 @@
+"""Any OpenAI-compatible server: launched by a command of the user's, or running already at given addresses.
+
+Nothing is known of it but /v1/models and chat. Its identity is the model's name there (and, where tokenmill launched
+it, that the process which listens is ours). Token ids are kept where the server gives them.
+"""
+
+from collections.abc import Sequence
+
+from tokenmill.core.records import Completion
+from tokenmill.core.server import Failure
+from tokenmill.engines import chat
+from tokenmill.engines.base import (
+    COMMON_RULES,
+    Engine,
+    Launch,
+    Probes,
+    Rendered,
+    Request,
+    Sampling,
+    ServerInfo,
+    Spec,
+    flags,
+    match_rules,
+)
+
+ASSUMED_RUNNING = 32
+"""Nothing tells what an unknown server can run at once; most queue what is too much."""
+
+
+class OpenAI(Engine):
+    kind = "openai"
+    renders = "chat"
+    health_is_proof = False
+
+    def command(self, spec: Spec) -> Launch:
+        names = {
+            "port": str(spec.port),
+            "model": spec.model_path or spec.model_name,
+            "name": spec.model_name,
+            "index": str(spec.index),
+            "host": spec.host,
+        }
+        argv = list(spec.command)
+        for name, value in names.items():
+            argv = [word.replace("{" + name + "}", value) for word in argv]
+        return Launch((*argv, *flags(spec.args)))
+
+    def probes(self, spec: Spec) -> Probes:
+        return Probes("/v1/models", "/v1/models", "/v1/models")
+
+    def stranger(self, spec: Spec, identity: bytes) -> str:
+        served = chat.names(chat.models(identity))
+        if spec.model_name in served:
+            return ""
+        return f"a server of {', '.join(sorted(served)) or 'no model'}, not of {spec.model_name}"
+
+    def info(self, spec: Spec, page: bytes, log: str = "") -> ServerInfo:
+        card = next((card for card in chat.models(page) if card.id == spec.model_name), None)
+        return ServerInfo(
+            ASSUMED_RUNNING, "an assumption; set generation.concurrency", card.max_model_len if card else None
+        )
+
+    def encode(
+        self, spec: Spec, rendered: Rendered, sampling: Sampling, *, request_id: str, thinking: bool, seed: int | None
+    ) -> Request:
+        return chat.encode(spec.model_name, rendered, sampling, thinking=thinking, seed=seed, return_token_ids=True)
+
+    def decode(self, body: bytes) -> Completion:
+        return chat.decode(body)
+
+    def diagnose(self, tail: Sequence[str], exit_code: int | None) -> Failure:
+        return match_rules(COMMON_RULES, tail, exit_code)

@@ -1,0 +1,376 @@
+"""SGLang, 0.5.11 to 0.5.23: our token ids to /generate, its token ids back, exactly.
+
+Facts from its source (server_args.py, http_server.py, tokenizer_manager.py of both versions) and from real runs of
+0.5.11 on an H200: /model_info answers 17 s and more before anything can be generated, and for any stale server on the
+port; `--weight-version` is repeated there, which makes it the identity; a port clash shows only after the whole load
+and prints a false ready line; every death ends in exit code -9, since the main process kills itself.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.records import NULL, Completion
+from tokenmill.core.server import Failure, FailureKind
+from tokenmill.engines.base import (
+    COMMON_RULES,
+    COMPILE_CACHES,
+    Engine,
+    Launch,
+    Load,
+    Phase,
+    PhaseTable,
+    Probes,
+    Rendered,
+    Request,
+    Rule,
+    Sampling,
+    ServerInfo,
+    Spec,
+    as_ids,
+    decode_json,
+    flags,
+    match_rules,
+    normal,
+    whole,
+)
+from tokenmill.engines.metrics import values
+from tokenmill.errors import BrokenError
+
+
+class _Finish(msgspec.Struct):
+    type: str = ""
+    message: str = ""
+
+
+class _Meta(msgspec.Struct):
+    finish_reason: _Finish | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int | None = None
+    spec_accept_length: float | None = None
+
+
+class _Reply(msgspec.Struct):
+    text: str = ""
+    output_ids: msgspec.Raw = NULL
+    meta_info: _Meta = msgspec.field(default_factory=_Meta)
+
+
+class _ModelInfo(msgspec.Struct):
+    weight_version: str = ""
+    model_path: str = ""
+
+
+class _State(msgspec.Struct):
+    effective_max_running_requests_per_dp: int | None = None
+    max_running_requests: int | None = None
+
+
+class _ServerInfo(msgspec.Struct):
+    version: str = ""
+    context_length: int | None = None
+    max_total_num_tokens: int | None = None
+    max_req_input_len: int | None = None
+    cuda_graph_max_bs: int | None = None
+    disable_cuda_graph: bool = False
+    max_mamba_cache_size: int | None = None
+    max_running_requests: int | None = None
+    speculative_algorithm: str | None = None
+    speculative_num_steps: int | None = None
+    speculative_eagle_topk: int | None = None
+    speculative_num_draft_tokens: int | None = None
+    internal_states: list[_State] = []
+
+
+class _ChatChoice(msgspec.Struct):
+    prompt_token_ids: msgspec.Raw = NULL
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+
+
+class _ChatReply(msgspec.Struct):
+    choices: list[_ChatChoice] = []
+    usage: _Usage = msgspec.field(default_factory=_Usage)
+
+
+_reply = msgspec.json.Decoder(_Reply)
+_chat_reply = msgspec.json.Decoder(_ChatReply)
+_model_info = msgspec.json.Decoder(_ModelInfo)
+_server_info = msgspec.json.Decoder(_ServerInfo)
+
+# Target and draft print the same blocks; `type=…MTP` and "draft" tell them apart. From the source of both versions.
+_PHASES = PhaseTable(
+    (
+        (r"The server is fired up and ready to roll", "warm", 99, 99),
+        (r"Uvicorn running on|Application startup complete", "http", 97, 97),
+        (r"max_total_num_tokens=\d+", "capacity", 94, 94),
+        (r"Capture draft.* graph begin", "draft graphs", 84, 84),
+        (r"Capture draft.* graph end", "draft graphs", 92, 92),
+        (r"Load weight end.*type=\w*(?:MTP|NextN|Eagle|DFlash)", "draft weights", 82, 82),
+        (r"Capture .*graph begin", "graphs", 66, 66),
+        (r"Capturing batches.*?(\d+)%", "graphs", 66, 80),
+        (r"Capture .*graph end", "graphs", 80, 80),
+        (r"Memory pool end", "memory", 65, 65),
+        (r"KV Cache (?:is allocated|VA upper bound)|Mamba Cache is allocated", "memory", 62, 62),
+        (r"Load weight end", "weights", 60, 60),
+        (r"(?:Loading safetensors checkpoint|Multi-thread loading) shards:\s+(\d+)%", "weights", 6, 60),
+        (r"Load weight begin", "weights", 6, 6),
+        (r"Init torch distributed|Memory baseline taken", "distributed", 5, 5),
+        (r"server_args=", "arguments", 2, 2),
+    )
+)
+
+_RULES: tuple[Rule, ...] = (
+    (
+        r"error: unrecognized arguments|error: argument .*invalid|error: the following arguments",
+        FailureKind.CONFIG,
+        "SGLang does not know or does not accept a flag",
+        "tokenmill doctor CONFIG   names the flag and its successor",
+    ),
+    (
+        r"is installed with version .*less than the minimum required|no kernel image is available|"
+        r"Could not load any common_ops library",
+        FailureKind.CONFIG,
+        "the installed kernels fit neither this SGLang nor this GPU",
+        "pip install the versions that SGLang's own metadata asks for",
+    ),
+    (
+        r"Not enough memory\. Please try to increase --mem-fraction-static|leave no GPU memory for the KV cache|"
+        r"state cache is too small|Not enough GPU memory for hybrid",
+        FailureKind.CONFIG,
+        "no GPU memory is left for the KV cache",
+        "raise engine.args mem-fraction-static, or lower context-length",
+    ),
+    (
+        r"Capture cuda graph failed",
+        FailureKind.MEMORY,
+        "out of GPU memory while CUDA graphs were captured",
+        "lower engine.args mem-fraction-static or cuda-graph-max-bs",
+    ),
+    (
+        r"Decode out of memory|Prefill out of memory",
+        FailureKind.MEMORY,
+        "out of GPU memory while generating",
+        "lower engine.args mem-fraction-static or generation.concurrency",
+    ),
+    (
+        r"torch\.OutOfMemoryError|CUDA out of memory",
+        FailureKind.MEMORY,
+        "out of GPU memory",
+        "nvidia-smi   shows who holds it",
+    ),
+    (
+        r"shard file\(s\) missing|SafetensorError|Error while deserializing header|MetadataIncompleteBuffer|"
+        r"does not appear to have a file named (?!generation_config)|Can't load .* for '|Can't load image processor",
+        FailureKind.CONFIG,
+        "the model folder is not complete",
+        "tokenmill doctor CONFIG   names the missing files",
+    ),
+    (
+        r"is not compatible with radix cache when using|ValueError: .*(speculative|mamba|--)",
+        FailureKind.CONFIG,
+        "two flags contradict each other",
+        "",
+    ),
+    (
+        r"Scheduler watchdog timeout.*soft=False",
+        FailureKind.HANG,
+        "its own watchdog found the scheduler hanging",
+        "",
+    ),
+    (
+        r"illegal memory access|uncorrectable ECC|CUBLAS_STATUS|CUDNN_STATUS|unspecified launch failure",
+        FailureKind.CRASH,
+        "the GPU reported a fault",
+        "dmesg | grep -i xid",
+    ),
+    (r"memory leak detected!", FailureKind.CRASH, "SGLang found its own token pool inconsistent", ""),
+    (r"Initialization failed\. warmup error", FailureKind.CRASH, "its own warm-up request failed", ""),
+    *COMMON_RULES,
+    (
+        r"Scheduler hit an exception|Subprocess \w+ .*crashed with exit code|scheduler died during initialization|"
+        r"Received sigquit from a child|SIGQUIT received",
+        FailureKind.CRASH,
+        "its scheduler crashed",
+        "",
+    ),
+)
+
+# Lines that hold words of failure and mean none: a model class that cannot be imported, a client's own bad request.
+_HARMLESS = re.compile(
+    r"Ignore import error when loading|Can not initialize OpenAIServingResponses|libtorchcodec|"
+    r"Failed to load generation config|\[http_server\] Error|Using custom SIGQUIT handler|Error in request:"
+)
+
+_RENAMED = {
+    "mamba-scheduler-strategy": "mamba-radix-cache-strategy",
+    "cuda-graph-max-bs": "cuda-graph-max-bs-decode",
+    "disable-cuda-graph": "cuda-graph-backend-decode=disabled",
+}
+"""0.5.11's names → 0.5.23's (arg_groups/fields/exec_.py, server_args.py)."""
+
+
+class SGLang(Engine):
+    kind = "sglang"
+    renders = "ids"
+    package = "sglang"
+    flag_sources = ("sglang/srt/server_args.py", "sglang/srt/arg_groups/fields/*.py")
+    content_args = frozenset(
+        {
+            "quantization",
+            "dtype",
+            "kv-cache-dtype",
+            "load-format",
+            "lora-paths",
+            "chat-template",
+            "json-model-override-args",
+            "mamba-ssm-dtype",
+        }
+    )
+
+    cache_variables = COMPILE_CACHES
+
+    def command(self, spec: Spec) -> Launch:
+        argv = [
+            *(spec.python, "-m", "sglang.launch_server"),
+            *("--model-path", spec.model_path, "--served-model-name", spec.model_name),
+            *("--host", spec.host, "--port", str(spec.port), "--nccl-port", str(spec.internal_port)),
+            *("--weight-version", spec.nonce, "--enable-metrics"),
+        ]
+        env = {
+            "SGLANG_TIMEOUT_KEEP_ALIVE": "120",  # its 5 s closes pooled connections under us
+            "SGL_FORCE_SHUTDOWN": "1",  # SIGTERM must not wait for requests without a deadline
+        }
+        return Launch((*argv, *flags(spec.args)), env)
+
+    def probes(self, spec: Spec) -> Probes:
+        return Probes("/model_info", "/health_generate", "/server_info", "/metrics")
+
+    def stranger(self, spec: Spec, identity: bytes) -> str:
+        try:
+            info = _model_info.decode(identity)
+        except msgspec.DecodeError:
+            return f"a server whose /model_info says {identity[:80]!r}"
+        if info.weight_version == spec.nonce:
+            return ""
+        return f"another SGLang, serving {info.model_path or '?'} with weight version {info.weight_version or '?'}"
+
+    def info(self, spec: Spec, page: bytes, log: str = "") -> ServerInfo:
+        server, _ = decode_json(page, _server_info)
+        limits: list[tuple[int, str]] = []
+        for state in server.internal_states[:1]:
+            running = state.effective_max_running_requests_per_dp or state.max_running_requests
+            if running:
+                limits.append((running, _running_limit(server)))
+        if not limits and server.max_running_requests:
+            limits.append((server.max_running_requests, "max-running-requests"))
+        context = server.context_length or server.max_req_input_len
+        if server.max_total_num_tokens and context:
+            limits.append((max(1, server.max_total_num_tokens // context), "KV cache tokens ÷ context-length"))
+        if server.cuda_graph_max_bs and not server.disable_cuda_graph:
+            # Beyond the captured graphs decoding is slower: 23,125 tok/s at 64, 12,001 at 256 with graphs up to 128.
+            limits.append((server.cuda_graph_max_bs, "cuda-graph-max-bs"))
+        running, limited_by = min(limits) if limits else (None, "")
+        return ServerInfo(running, limited_by, context, _reserve(server), server.version)
+
+    def encode(
+        self, spec: Spec, rendered: Rendered, sampling: Sampling, *, request_id: str, thinking: bool, seed: int | None
+    ) -> Request:
+        params: dict[str, Any] = {"max_new_tokens": sampling.max_tokens, **sampling.fields()}
+        if seed is not None:
+            params["sampling_seed"] = seed
+        body = {"rid": request_id, "input_ids": rendered.ids, "sampling_params": params}
+        return Request("/generate", msgspec.json.encode(body))
+
+    def decode(self, body: bytes) -> Completion:
+        reply, damaged = decode_json(body, _reply)
+        meta = reply.meta_info
+        if meta.finish_reason is None:
+            raise BrokenError(f"an answer without a finish reason: {body[:200]!r}")
+        if meta.finish_reason.type == "abort":
+            raise BrokenError(f"aborted by the server: {meta.finish_reason.message}", body=meta.finish_reason.message)
+        return Completion(
+            text=reply.text,
+            finish_reason=meta.finish_reason.type,
+            output_ids=as_ids(reply.output_ids),
+            prompt_tokens=meta.prompt_tokens,
+            output_tokens=meta.completion_tokens,
+            reasoning_tokens=meta.reasoning_tokens or None,
+            accept_length=meta.spec_accept_length,
+            damaged=damaged,
+        )
+
+    def load(self, metrics: str) -> Load:
+        found = values(
+            metrics,
+            "sglang:num_running_reqs",
+            "sglang:num_queue_reqs",
+            "sglang:generation_tokens_total",
+            "sglang:num_used_tokens",
+            "sglang:spec_accept_length",
+        )
+        tokens = found.get("sglang:generation_tokens_total")
+        used = found.get("sglang:num_used_tokens", 0.0)  # moves with every decode report, finished requests or not
+        return Load(
+            running=whole(found.get("sglang:num_running_reqs")),
+            queued=whole(found.get("sglang:num_queue_reqs")),
+            tokens=None if tokens is None else tokens + used,
+            accept_length=found.get("sglang:spec_accept_length") or None,
+        )
+
+    def phase(self, line: str) -> Phase | None:
+        return _PHASES.match(line)
+
+    def diagnose(self, tail: Sequence[str], exit_code: int | None) -> Failure:
+        return match_rules(_RULES, [line for line in tail if not _HARMLESS.search(line)], exit_code)
+
+    def abort(self, request_id: str) -> Request | None:
+        return Request("/abort_request", msgspec.json.encode({"rid": request_id}))
+
+    def flags(self, sources: Mapping[str, str]) -> frozenset[str]:
+        declared = {
+            name.replace("_", "-")
+            for path, text in sources.items()
+            if "/fields/" in path
+            for name in re.findall(r"^    ([a-z][a-z0-9_]+): A\[", text, re.MULTILINE)
+        }
+        return super().flags(sources) | declared
+
+    def successor(self, flag: str, known: frozenset[str]) -> str:
+        """In either direction: a config written for the newer version meets the older one, too."""
+        renamed = _RENAMED.get(normal(flag)) or {new: old for old, new in _RENAMED.items()}.get(normal(flag), "")
+        return renamed if renamed.partition("=")[0] in known else ""
+
+    def own_rendering(self, spec: Spec, rendered: Rendered, thinking: bool) -> Request | None:
+        body = {
+            "model": spec.model_name,
+            "messages": rendered.messages,
+            "max_tokens": 1,
+            "chat_template_kwargs": {"enable_thinking": thinking},
+            "return_token_ids": True,  # 0.5.23; 0.5.11 ignores it and still counts
+            **({} if rendered.tools == NULL else {"tools": rendered.tools}),
+        }
+        return Request("/v1/chat/completions", msgspec.json.encode(body))
+
+    def read_own_rendering(self, body: bytes) -> tuple[msgspec.Raw, int]:
+        reply, _ = decode_json(body, _chat_reply)
+        return (as_ids(reply.choices[0].prompt_token_ids) if reply.choices else NULL), reply.usage.prompt_tokens
+
+
+def _running_limit(server: _ServerInfo) -> str:
+    if server.max_mamba_cache_size:
+        return "max-mamba-cache-size"
+    return "speculation's own default of 48" if server.speculative_algorithm else "max-running-requests"
+
+
+def _reserve(server: _ServerInfo) -> int:
+    """Tokens of the context kept for drafts: max(topk × steps, draft tokens) (tokenizer_manager.py)."""
+    if not server.speculative_algorithm:
+        return 0
+    steps = (server.speculative_eagle_topk or 1) * (server.speculative_num_steps or 0)
+    return max(steps, server.speculative_num_draft_tokens or 0)

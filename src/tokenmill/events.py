@@ -1,0 +1,66 @@
+"""All that happened in a run, one JSON line an event, append-only; and a way to follow it."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`t` is Unix time; `kind` a word to filter by; `text` a plain sentence; `server` its name where one is meant."""
+
+    t: float
+    kind: str
+    text: str
+    server: str = ""
+    level: str = "info"
+    fix: str = ""
+    lines: tuple[str, ...] = ()
+
+
+_decode = msgspec.json.Decoder(Event)
+
+
+class EventLog:
+    """Appends events and hands them on to `shown`, a terminal's view for one.
+
+    A full disk loses an event, never the run: the records are the store's, and it does stop.
+    """
+
+    def __init__(self, path: Path, shown: Callable[[Event], None] = lambda event: None) -> None:
+        self._path = path
+        self._shown = shown
+
+    def add(self, event: Event) -> None:
+        self._shown(event)
+        try:
+            with self._path.open("ab") as out:
+                out.write(msgspec.json.encode(event) + b"\n")
+        except OSError:
+            pass
+
+    def say(self, kind: str, text: str, level: str = "info", fix: str = "") -> None:
+        self.add(Event(now(), kind, text, "", level, fix))
+
+
+def now() -> float:
+    return round(time.time(), 3)
+
+
+def read(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
+    """Whole events from a byte offset on, each with the offset behind it; a line being written is left for later."""
+    try:
+        data = path.open("rb")
+    except OSError:
+        return
+    with data:
+        data.seek(start)
+        for line in data:
+            if not line.endswith(b"\n"):
+                return
+            start += len(line)
+            try:
+                yield _decode.decode(line), start
+            except msgspec.DecodeError:
+                continue

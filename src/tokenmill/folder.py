@@ -1,0 +1,157 @@
+"""The run folder: its files, its one owner, and what it remembers of the servers. On a local disk.
+
+    config.toml    as resolved, secrets out        state.json     owner and servers: enough to adopt or to end them
+    status.json    what `status` shows             events.jsonl   all that happened, append-only
+    run.log        what a terminal would have seen  logs/          each server's own output
+    data/          the store's                     report.html, report.json
+
+The lock is an flock on `.lock`: the kernel frees it however its owner dies.
+"""
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.core.status import RunStatus
+from tokenmill.errors import UsageError
+from tokenmill.machine import processes
+from tokenmill.machine.processes import ProcessId
+
+
+class ServerEntry(msgspec.Struct, frozen=True):
+    """A launched server: `launch` is the fingerprint of its command, `nonce` its identity for this life,
+    `log_start` the byte of its log where this life begins."""
+
+    node: str
+    index: int
+    process: ProcessId
+    group: int
+    port: int
+    internal_port: int
+    gpu: str
+    nonce: str
+    launch: str
+    log_start: int = 0
+    state: str = ""
+    phase: str = ""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Who runs this folder."""
+
+    process: ProcessId
+    host: str
+    command: str
+    since: float
+
+
+class State(msgspec.Struct, frozen=True):
+    """`keep`: the servers are meant to outlive their owner, until `down` or the next run."""
+
+    owner: Owner | None = None
+    servers: tuple[ServerEntry, ...] = ()
+    keep: bool = False
+
+
+class RunFolder:
+    """Paths and small files. Nothing is created until it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.toml"
+        self.state_file = path / "state.json"
+        self.status_file = path / "status.json"
+        self.events = path / "events.jsonl"
+        self.run_log = path / "run.log"
+        self.data = path / "data"
+        self.logs = path / "logs"
+
+    def log(self, index: int) -> Path:
+        """One server's own output."""
+        return self.logs / f"server-{index}.log"
+
+    def create(self) -> None:
+        """Makes the folders; raises UsageError with the system's own words where that is not possible."""
+        try:
+            for folder in (self.path, self.data, self.logs):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"the run folder {self.path} cannot be made: {error.strerror}", fix="see output.dir"
+            ) from error
+
+    def state(self) -> State:
+        """What the last owner wrote; empty where there is nothing readable."""
+        try:
+            return msgspec.json.decode(self.state_file.read_bytes(), type=State)
+        except (OSError, msgspec.DecodeError):
+            return State()
+
+    def write_state(self, state: State) -> None:
+        write_aside(self.state_file, msgspec.json.format(msgspec.json.encode(state), indent=1))
+
+    def write_servers(self, servers: tuple[ServerEntry, ...], *, keep: bool) -> None:
+        """Replaces the servers, and leaves the owner as it is."""
+        self.write_state(State(self.state().owner, servers, keep))
+
+    def status(self) -> RunStatus | None:
+        """The last status that was written, None where there is none."""
+        try:
+            return msgspec.json.decode(self.status_file.read_bytes(), type=RunStatus)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def write_status(self, status: RunStatus) -> None:
+        write_aside(self.status_file, msgspec.json.encode(status))
+
+    def owner(self) -> Owner | None:
+        """The living owner, if the folder has one."""
+        owner = self.state().owner
+        return owner if owner and owner.host == socket.gethostname() and processes.alive(owner.process) else None
+
+    @contextmanager
+    def own(self, command: str) -> Iterator[None]:
+        """Takes the folder for the scope; raises UsageError that says who has it."""
+        self.create()
+        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UsageError(f"{self.path} is in use by {self._holder()}", fix=self._way_out()) from error
+            process = processes.identify(os.getpid())
+            if process is None:
+                raise UsageError("/proc does not show this process; tokenmill needs Linux")
+            owner = Owner(process, socket.gethostname(), command, time.time())
+            state = self.state()
+            self.write_state(State(owner, state.servers, state.keep))
+            try:
+                yield
+            finally:
+                state = self.state()
+                self.write_state(State(None, state.servers, state.keep))
+        finally:
+            os.close(handle)
+
+    def _holder(self) -> str:
+        owner = self.state().owner
+        if owner is None:
+            return "another process"
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner.since))
+        return f"tokenmill {owner.command}, pid {owner.process.pid} on {owner.host}, since {since}"
+
+    def _way_out(self) -> str:
+        return f"tokenmill watch {self.path}   follows it; tokenmill down {self.path}   ends it"
+
+
+def write_aside(path: Path, data: bytes) -> None:
+    """Writes a small file whole or not at all: beside it, then renamed over it."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_bytes(data)
+    aside.replace(path)

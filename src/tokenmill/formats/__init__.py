@@ -1,0 +1,1 @@
+"""One file per export format. See base.py for what a format must say."""

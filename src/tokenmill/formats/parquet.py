@@ -1,0 +1,67 @@
+"""parquet: all fields of the accepted records, token ids included, in the layout that `datasets.load_dataset` reads."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from tokenmill.core.records import Record
+from tokenmill.formats.base import Format
+from tokenmill.seal import ROWS_PER_GROUP, SCHEMA, to_table
+
+SHARD_BYTES = 500_000_000
+"""As the hub's own datasets are cut."""
+
+CARD = """\
+---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train-*.parquet
+---
+
+Made by tokenmill. `prompt_ids` and `output_ids` are the token ids as the engine gave them: a loss mask is zeros for the
+first and ones for the second, the sampled end token included. `labels` are what each completion shows; rejected and
+failed ones are left out.
+"""
+
+
+class Parquet(Format):
+    name = "parquet"
+
+    def write(self, records: Iterable[Record], folder: Path) -> int:
+        data = folder / "data"
+        data.mkdir()
+        (folder / "README.md").write_text(CARD, encoding="utf-8")
+        stream = iter(records)
+        rows = 0
+        shards: list[Path] = []
+        while (written := self._write_shard(stream, data / f"train-{len(shards):05d}.parquet"))[0]:
+            rows += written[0]
+            shards.append(written[1])
+        for number, shard in enumerate(shards):
+            shard.rename(data / f"train-{number:05d}-of-{len(shards):05d}.parquet")
+        return rows
+
+    def _write_shard(self, stream: Iterator[Record], path: Path) -> tuple[int, Path]:
+        group = list(islice(stream, ROWS_PER_GROUP))
+        if not group:
+            return 0, path
+        rows = 0
+        with path.open("wb") as file, pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+            while group:
+                writer.write_table(to_table(group))
+                rows += len(group)
+                if file.tell() >= SHARD_BYTES:
+                    break
+                group = list(islice(stream, ROWS_PER_GROUP))
+        return rows, path
+
+    def count(self, folder: Path) -> int:
+        return sum(
+            batch.num_rows
+            for shard in sorted((folder / "data").glob("*.parquet"))
+            for batch in pq.ParquetFile(shard).iter_batches()
+        )

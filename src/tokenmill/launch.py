@@ -1,0 +1,119 @@
+"""What one server is launched with: its GPUs, its ports, its identity, its environment. Decides; starts nothing."""
+
+import hashlib
+import os
+import re
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenmill.config import Config
+from tokenmill.core.capacity import servers_for
+from tokenmill.engines.base import Engine, Launch, Spec, normal
+from tokenmill.errors import PreflightError
+from tokenmill.machine.gpus import Gpu
+from tokenmill.machine.ports import Ports
+
+SCRUBBED = re.compile(
+    r"MASTER_(ADDR|PORT)|(LOCAL_|GROUP_|NODE_|ROLE_)?RANK|(LOCAL_|ROLE_)?WORLD_SIZE|TORCHELASTIC_\w+|"
+    r"SGLANG_DP_RANK|SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE|VLLM_PORT|VLLM_DP_\w+|"
+    r"CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|TMPDIR|TMP|TEMP"
+)
+"""Variables of the shell we were started from that would make servers believe they are ranks of one job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server runs: the cards it sees, as indexes in PCI order; none for a server without a GPU."""
+
+    index: int
+    gpus: tuple[int, ...]
+    gpu_name: str = ""
+
+    @property
+    def label(self) -> str:
+        return ",".join(str(gpu) for gpu in self.gpus) or "none"
+
+
+def python_of(config: Config) -> str:
+    """The engine's interpreter: its own environment's, or ours."""
+    return config.engine.python or sys.executable
+
+
+def places(config: Config, gpus: Sequence[Gpu] | None) -> list[Place]:
+    """One place per server; more servers than groups of cards share them in turn."""
+    fleet = config.fleet
+    if config.engine.addresses:
+        return [Place(index, ()) for index in range(len(config.engine.addresses))]
+    if gpus is None:
+        return [Place(index, ()) for index in range(fleet.servers or 1)]
+    groups = [tuple(gpus[at : at + fleet.gpus_per_server]) for at in range(0, len(gpus), fleet.gpus_per_server)]
+    groups = [group for group in groups if len(group) == fleet.gpus_per_server]
+    if not groups:
+        raise PreflightError(f"fleet.gpus_per_server = {fleet.gpus_per_server}, and {len(gpus)} GPUs may be used")
+    count = servers_for(len(gpus), fleet.gpus_per_server, fleet.servers)
+    return [
+        Place(index, tuple(gpu.index for gpu in groups[index % len(groups)]), groups[index % len(groups)][0].name)
+        for index in range(count)
+    ]
+
+
+def new_nonce() -> str:
+    """A server's identity for one life."""
+    return f"tm-{secrets.token_hex(6)}"
+
+
+def spec(
+    config: Config, place: Place, ports: Ports, nonce: str, *, model: Path | None, python: str, version: str
+) -> Spec:
+    """The engine's view of one server. `{index}` in an argument or variable becomes the server's number."""
+    return Spec(
+        index=place.index,
+        model_path=str(model) if model else config.model.path,
+        model_name=config.served_name,
+        port=ports.http,
+        internal_port=ports.internal,
+        nonce=nonce,
+        python=python,
+        version=version,
+        args={normal(name): _numbered(value, place.index) for name, value in config.engine.args.items()},
+        command=tuple(config.engine.command),
+        capacity=config.generation.concurrency if isinstance(config.generation.concurrency, int) else None,
+        gpus_per_server=config.fleet.gpus_per_server,
+    )
+
+
+def _numbered(value: Any, index: int) -> Any:
+    return value.replace("{index}", str(index)) if isinstance(value, str) else value
+
+
+def environment(config: Config, place: Place, engine: Engine, launch: Launch, tmp: Path, cache: Path) -> dict[str, str]:
+    """What a server's process sees: ours without rank variables, its cards, its own short TMPDIR and caches."""
+    env = {name: value for name, value in os.environ.items() if not SCRUBBED.fullmatch(name)}
+    env |= {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in place.gpus),
+        "TMPDIR": str(tmp),
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    env |= {variable: str(cache / folder) for variable, folder in engine.cache_variables.items()}
+    env |= launch.env
+    env |= {name: str(_numbered(value, place.index)) for name, value in config.engine.env.items()}
+    return env
+
+
+def fingerprint(launch: Launch, spec: Spec, config: Config, place: Place) -> str:
+    """Whether two launches are alike but for ports and identity: a living server of the same one is adopted."""
+    words = [*launch.argv, *(f"{k}={v}" for k, v in sorted({**launch.env, **config.engine.env}.items())), place.label]
+    masked = [re.sub(rf"{re.escape(spec.nonce)}|\b({spec.port}|{spec.internal_port})\b", "·", word) for word in words]
+    return hashlib.sha256("\0".join(masked).encode()).hexdigest()[:16]
+
+
+def tmp_folder(run: Path, index: int) -> Path:
+    """A server's own TMPDIR: short, since socket paths in it may have 107 characters in all."""
+    key = hashlib.sha256(str(run).encode()).hexdigest()[:8]
+    return Path("/tmp") / f"tm-{os.getuid()}-{key}" / str(index)

@@ -1,0 +1,115 @@
+"""The accounts of a run: what became of every id. accepted + rejected + failed + pending = all ids asked for, always.
+
+A byte an id, and the arrays of prompts.Index. Verdicts are computed anew from the stored measurements at every start,
+so that [judge] may change; rows found again in the store are matched by the hash of their key.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from tokenmill.core import judge
+from tokenmill.core.gate import Gate
+from tokenmill.core.judge import Rules, Verdict
+from tokenmill.core.records import Record
+from tokenmill.core.status import PromptCounts
+from tokenmill.dataset import Brief
+from tokenmill.prompts import Index, key_hash
+
+PENDING, ACCEPTED, REJECTED, FAILED, NOT_ASKED = 0, 1, 2, 3, 4
+_CODES = {Verdict.ACCEPTED: ACCEPTED, Verdict.REJECTED: REJECTED, Verdict.FAILED: FAILED}
+
+BATCH = 8192
+
+
+@dataclass
+class Found:
+    """What the store held: `changed` are keys whose prompt has other content now, `strangers` rows no longer asked for.
+
+    `cohort` is the highest cohort number seen, -1 where nothing was.
+    """
+
+    rows: int = 0
+    changed: list[str] = field(default_factory=list)
+    strangers: int = 0
+    cohort: int = -1
+    first_cohort: int = 0
+
+
+class Ledger:
+    """`samples` completions of each row; only rows of shard i of n count, each by the hash of its key."""
+
+    def __init__(self, index: Index, samples: int, shard: tuple[int, int] = (0, 1)) -> None:
+        self.index = index
+        self.samples = samples
+        self.labels: dict[str, int] = {}
+        self.tokens = 0
+        self._states = np.zeros((len(index), samples), dtype=np.uint8)
+        part, of = shard
+        if of > 1:
+            self._states[index.keys % np.uint64(of) != np.uint64(part)] = NOT_ASKED
+
+    def load(self, briefs: Iterable[Brief], rules: Rules, gate: Gate) -> Found:
+        """Takes in all that is stored; later rows of one id supersede earlier ones."""
+        order = np.argsort(self.index.keys)
+        keys = self.index.keys[order]
+        found = Found()
+        for batch in _batches(briefs):
+            hashes = np.array([key_hash(brief.key) for brief in batch], dtype=np.uint64)
+            places = np.minimum(np.searchsorted(keys, hashes), max(len(keys) - 1, 0))
+            known = keys[places] == hashes if len(keys) else np.zeros(len(batch), dtype=np.bool_)
+            rows = order[places].tolist() if len(keys) else [0] * len(batch)
+            for brief, row, is_known in zip(batch, rows, known.tolist(), strict=True):
+                self._take_in(brief, row if is_known else -1, rules, gate, found)
+        return found
+
+    def _take_in(self, brief: Brief, row: int, rules: Rules, gate: Gate, found: Found) -> None:
+        found.rows += 1
+        if row < 0 or brief.sample >= self.samples or self._states[row, brief.sample] == NOT_ASKED:
+            found.strangers += 1
+            return
+        if int(brief.digest, 16) != int(self.index.digests[row]):
+            found.changed.append(brief.key)
+            return
+        labels = judge.effective_labels(brief.labels, brief.reasoning_tokens, brief.repetition, brief.thinking, rules)
+        verdict = judge.verdict(labels, brief.reasoning_tokens, brief.repetition, brief.thinking, rules)
+        self._mark(row, brief.sample, verdict, labels, brief.output_tokens)
+        gate.observe(brief.cohort, verdict, labels)
+        found.cohort = max(found.cohort, brief.cohort)
+        found.first_cohort += brief.cohort == 0
+
+    def mark(self, record: Record, verdict: Verdict) -> None:
+        """A record that was just stored."""
+        self._mark(record.row, record.sample, verdict, record.labels, record.output_tokens)
+
+    def _mark(self, row: int, sample: int, verdict: Verdict, labels: Iterable[str], tokens: int) -> None:
+        self._states[row, sample] = _CODES[verdict]
+        self.tokens += tokens
+        for label in labels:
+            self.labels[label] = self.labels.get(label, 0) + 1
+
+    def pending_samples(self, row: int) -> list[int]:
+        """The samples of a row that have no record."""
+        return [sample for sample in range(self.samples) if self._states[row, sample] == PENDING]
+
+    def rows_asked(self) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        """The rows of this run's shard."""
+        return np.flatnonzero(self._states[:, 0] != NOT_ASKED)
+
+    def counts(self) -> PromptCounts:
+        counts = np.bincount(self._states.ravel(), minlength=5).tolist()
+        return PromptCounts(
+            total=sum(counts) - counts[NOT_ASKED],
+            accepted=counts[ACCEPTED],
+            rejected=counts[REJECTED],
+            failed=counts[FAILED],
+            pending=counts[PENDING],
+        )
+
+
+def _batches(briefs: Iterable[Brief]) -> Iterator[list[Brief]]:
+    stream = iter(briefs)
+    while batch := list(islice(stream, BATCH)):
+        yield batch

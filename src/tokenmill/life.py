@@ -1,0 +1,282 @@
+"""One life of one server, from its start to its end: its process, its client, its log, and the signs that it works.
+
+A life only reports: what it sees becomes events for core/lifecycle, which decides. All that it starts ends with `run`.
+"""
+
+import asyncio
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill import caches, launch
+from tokenmill.canary import Canary, Passed
+from tokenmill.client import Client
+from tokenmill.config import Config
+from tokenmill.core import server as core
+from tokenmill.core.server import Failure, FailureKind, State
+from tokenmill.engines.base import Engine, Sampling, ServerInfo, Spec
+from tokenmill.errors import BrokenError, RequestError
+from tokenmill.events import Event
+from tokenmill.folder import RunFolder, ServerEntry
+from tokenmill.generate import Pump
+from tokenmill.launch import Place
+from tokenmill.machine import logtail, ports, processes
+from tokenmill.machine.logtail import LogTail
+from tokenmill.machine.processes import ProcessId
+from tokenmill.render import Renderer
+
+LOOK_S = 0.25
+"""How often a server is looked at: a death must be known in less than 2 s."""
+
+METRICS_S = 2.0
+"""How often a ready server's metrics and processor time are read."""
+
+MEMBERS_S = 15.0
+"""How often the members of its group are counted anew: that reads all of /proc."""
+
+IDENTITY_TIMEOUT_S = 5.0
+HEALTH_TIMEOUT_S = 30.0
+"""SGLang's own health check takes up to 20 s before it says no."""
+
+PROBE_TIMEOUT_S = 4.0
+"""A small generation of a server in doubt: with it a hang is named within stall_timeout + 5 s."""
+
+BURNING = 0.2
+"""Share of a core that says that a server is at work: idle ones were seen at 0.02, compiling ones at 1 and more."""
+
+VERIFY_S = 60.0
+"""SIGKILL to given up: the driver tears a process down in seconds, not at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all servers of a node have in common."""
+
+    node: str
+    config: Config
+    folder: RunFolder
+    engine: Engine
+    model: Path | None
+    python: str
+    version: str
+    renderer: Renderer
+    sampling: Sampling
+    pump: Pump
+    api_key: str
+    tell: Callable[[Event], None]
+    changed: Callable[[], None]
+
+
+class Life:
+    """`post` takes events; `state` tells what the server is taken for; no `entry`: it is someone else's server."""
+
+    def __init__(
+        self,
+        job: Job,
+        spec: Spec,
+        entry: ServerEntry | None,
+        post: Callable[[core.Event], None],
+        state: Callable[[], State],
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        self.job = job
+        self.spec = spec
+        self.entry = entry
+        self.info = ServerInfo()
+        self.burning = False
+        self._post = post
+        self._state = state
+        self._process = process
+        addresses = job.config.engine.addresses
+        self.address = addresses[spec.index] if addresses else f"http://{spec.host}:{spec.port}"
+        self.client = Client(self.address, api_key=job.api_key)
+        self._tail = LogTail(job.folder.log(spec.index), entry.log_start if entry else 0)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._members: tuple[float, list[int]] = (0.0, [])
+        self._cpu: tuple[float, float] = (0.0, 0.0)
+        self._last_tokens: float | None = None
+        self.accept_length: float | None = None
+
+    async def run(self) -> None:
+        """Watches exit, log and HTTP together until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                if self.entry is not None:
+                    tasks.create_task(self._watch_exit(self.entry.process))
+                    tasks.create_task(self._watch_log())
+                tasks.create_task(self._probe())
+        finally:
+            self._tasks = None
+            await self.client.close()
+
+    def do(self, work: Coroutine[None, None, None]) -> None:
+        """Work that ends with this life at the latest; dropped where the life has ended."""
+        if self._tasks is None:
+            work.close()
+        else:
+            self._tasks.create_task(work)
+
+    # -- its process and its log -------------------------------------------------------------------------------------
+    async def _watch_exit(self, process: ProcessId) -> None:
+        await processes.ended(process)
+        await asyncio.sleep(LOOK_S)  # its last words may still be on the way to the file
+        self._tail.read()
+        code = self._process.wait() if self._process is not None else None
+        self._post(core.Failed(self.job.engine.diagnose(self._tail.tail(), code)))
+
+    async def _watch_log(self) -> None:
+        last: tuple[str, float] = ("", 0.0)
+        while True:
+            lines = self._tail.read()
+            for line in lines if self._state() is State.STARTING else ():
+                phase = self.job.engine.phase(line)
+                if phase is not None and (phase.name, phase.percent) != last:
+                    last = (phase.name, phase.percent)
+                    self._post(core.PhaseSeen(phase.name, phase.percent))
+            if lines or self._burns():
+                self._post(core.Progress(strong=False))
+            await asyncio.sleep(LOOK_S)
+
+    def _burns(self) -> bool:
+        """Whether its processes used processor time since the last reading."""
+        moment = time.monotonic()
+        if self.entry is None or moment - self._cpu[0] < METRICS_S:
+            return False
+        if moment - self._members[0] > MEMBERS_S:
+            self._members = (moment, processes.members(self.entry.group))
+        used = processes.cpu_seconds(self._members[1])
+        last, self._cpu = self._cpu, (moment, used)
+        self.burning = bool(last[0]) and (used - last[1]) / (moment - last[0]) > BURNING
+        return self.burning
+
+    # -- what it answers ---------------------------------------------------------------------------------------------
+    async def _probe(self) -> None:
+        """Asks what its state wants to know; what an answer means is the engine's to say."""
+        while True:
+            pause = LOOK_S
+            match self._state():
+                case State.STARTING:
+                    await self._probe_identity()
+                case State.ANSWERING:
+                    await self._probe_health()
+                case State.READY | State.SUSPECT:
+                    await self._probe_metrics()
+                    pause = METRICS_S
+                case _:
+                    pass
+            await asyncio.sleep(pause)
+
+    async def _ask(self, path: str, timeout_s: float) -> bytes | None:
+        """A page, or None where the server does not give it (yet)."""
+        try:
+            return await self.client.get(path, timeout_s=timeout_s)
+        except RequestError:
+            return None
+
+    async def _probe_identity(self) -> None:
+        page = await self._ask(self.job.engine.probes(self.spec).identity, IDENTITY_TIMEOUT_S)
+        if page is None:
+            return
+        stranger = self.job.engine.stranger(self.spec, page)
+        if self.entry is None:
+            failure = Failure(FailureKind.CONFIG, f"{self.address} is {stranger}", "see engine.addresses")
+            self._post(core.Failed(failure) if stranger else core.Answered())
+            return
+        foreign = ports.listener(self.spec.port)
+        ours = processes.members(self.entry.group, self.entry.nonce)
+        holder = "" if foreign is None or foreign in ours else processes.describe(foreign)
+        if stranger or holder:
+            taken = f"port {self.spec.port} is taken by {holder or 'another process'}"
+            cause = f"{taken}: {stranger}" if stranger else taken
+            self._post(core.Failed(Failure(FailureKind.PORT, cause)))
+        else:
+            self._post(core.Answered())
+
+    async def _probe_health(self) -> None:
+        probes = self.job.engine.probes(self.spec)
+        if await self._ask(probes.health, HEALTH_TIMEOUT_S) is None:
+            return
+        page = await self._ask(probes.info, HEALTH_TIMEOUT_S)
+        if page is None:
+            return
+        log = logtail.head(self._tail.path, self.entry.log_start) if self.entry else ""
+        try:
+            self.info = self.job.engine.info(self.spec, page, log)
+        except BrokenError as error:
+            self._post(core.Failed(Failure(FailureKind.CRASH, f"{probes.info} cannot be read: {error}")))
+            return
+        self._post(core.Healthy())
+
+    async def _probe_metrics(self) -> None:
+        path = self.job.engine.probes(self.spec).metrics
+        page = await self._ask(path, IDENTITY_TIMEOUT_S) if path else None
+        if page is None:
+            return
+        load = self.job.engine.load(page.decode("utf-8", "replace"))
+        if load.tokens is not None and load.tokens != self._last_tokens:
+            self._last_tokens = load.tokens
+            self._post(core.Progress(strong=True))
+        if load.accept_length is not None:
+            self.accept_length = load.accept_length
+
+    # -- real completions --------------------------------------------------------------------------------------------
+    async def canary(self, width: int, timeout_s: float) -> Passed | Failure:
+        return await self._canary(width, timeout_s).run()
+
+    async def probe_generation(self) -> str:
+        """A small generation over a connection of its own; empty where it came back, else what went wrong."""
+        return await self._canary(1, PROBE_TIMEOUT_S).probe(PROBE_TIMEOUT_S)
+
+    def _canary(self, width: int, timeout_s: float) -> Canary:
+        job = self.job
+        return Canary(job.engine, self.spec, self.client, self.info, job.renderer, job.sampling, width, timeout_s)
+
+    # -- its end -----------------------------------------------------------------------------------------------------
+    async def end(self, grace_s: float) -> list[int]:
+        """Ends its whole process group and removes its TMPDIR; returns pids that cannot be ended."""
+        left: list[int] = []
+        if self.entry is not None:
+            left = await processes.end_group(self.entry.group, self.entry.nonce, grace_s=grace_s, verify_s=VERIFY_S)
+            shutil.rmtree(launch.tmp_folder(self.job.folder.path, self.spec.index), ignore_errors=True)
+        if self._process is not None:
+            self._process.poll()  # reaps it
+        return left
+
+
+def spawn(job: Job, place: Place, where: ports.Ports) -> tuple[Spec, ServerEntry, subprocess.Popen[bytes]]:
+    """Starts a server's process; raises OSError where its program cannot be run."""
+    spec = spec_for(job, place, where, launch.new_nonce())
+    command = job.engine.command(spec)
+    tmp = launch.tmp_folder(job.folder.path, place.index)
+    shutil.rmtree(tmp, ignore_errors=True)
+    tmp.mkdir(parents=True, mode=0o700)
+    cache = caches.folder_for(job.engine.kind, spec.version, place.gpu_name, place.index, spec.args)
+    if job.engine.cache_variables:
+        caches.seed(cache)
+        cache.mkdir(parents=True, exist_ok=True)
+    env = launch.environment(job.config, place, job.engine, command, tmp, cache)
+    log = job.folder.log(place.index)
+    log_start = logtail.size(log)
+    process = processes.spawn(command.argv, env, log, spec.nonce)
+    entry = ServerEntry(
+        node=job.node,
+        index=place.index,
+        # A process that is gone already has no start time: its watcher says so at once.
+        process=processes.identify(process.pid) or ProcessId(process.pid, 0, ""),
+        group=process.pid,
+        port=spec.port,
+        internal_port=spec.internal_port,
+        gpu=place.label,
+        nonce=spec.nonce,
+        launch=launch.fingerprint(command, spec, job.config, place),
+        log_start=log_start,
+    )
+    return spec, entry, process
+
+
+def spec_for(job: Job, place: Place, where: ports.Ports, nonce: str) -> Spec:
+    return launch.spec(job.config, place, where, nonce, model=job.model, python=job.python, version=job.version)

@@ -1,0 +1,1 @@
+"""What this machine is: processors, memory, file systems, ports, processes. Readings only; no policy."""

@@ -1,0 +1,315 @@
+"""One machine's part of a run: it launches servers, watches them and generates with them over loopback.
+
+Takes prompts against credits, gives back judged records (cluster/base.py). `run` is its life: all that it starts ends
+with it, but for servers that are meant to be kept.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from tokenmill import launch, plugins
+from tokenmill.cluster.base import Results
+from tokenmill.config import Config, rules_of
+from tokenmill.core import server as core
+from tokenmill.core.records import Prompt, Record
+from tokenmill.core.server import FailureKind
+from tokenmill.core.status import NodeStatus
+from tokenmill.engines.base import Engine
+from tokenmill.errors import GateError, NoServerError, TokenmillError
+from tokenmill.events import Event, now
+from tokenmill.folder import RunFolder, ServerEntry
+from tokenmill.generate import Orders, Pump
+from tokenmill.launch import Place
+from tokenmill.life import VERIFY_S, Job, spec_for
+from tokenmill.machine import gpus, packages, ports, processes
+from tokenmill.render import Renderer, renderer_for
+from tokenmill.settings import sampling
+from tokenmill.stage import stage
+from tokenmill.supervise import STOP_GRACE_S, Supervisor
+
+RESULTS_WAIT_S = 1.0
+WATCH_S = 0.25
+NO_GROUP = -1
+"""Members by their mark alone: the group's number may be another's by now."""
+
+
+class LocalNode:
+    """`entries` are the servers of an earlier tokenmill that still live: adopted where they were launched alike, else
+    ended. `settings` is the id of the run's row in settings.jsonl."""
+
+    def __init__(
+        self, config: Config, folder: RunFolder, settings: str, entries: Sequence[ServerEntry], name: str = ""
+    ) -> None:
+        self.config = config
+        self.name = name
+        self.supervisors: list[Supervisor] = []
+        self.pump: Pump | None = None
+        self._folder = folder
+        self._settings = settings
+        self._entries = entries
+        self._renderer: Renderer | None = None
+        self._records: list[Record] = []
+        self._events: list[Event] = []
+        self._something = asyncio.Event()
+        self._ended = False
+        self._stopping = asyncio.Event()
+        self._grace_s: float | None = None
+        self._keep = False
+        self._began = False
+        self._without_since = time.monotonic()
+        self._tokens = 0
+
+    async def prepare(self) -> None:
+        """Stages the model, loads the tokenizer, finds the places; raises PreflightError."""
+        config = self.config
+        engine: Engine = plugins.load("engines", config.engine.kind)()
+        model = await asyncio.to_thread(stage, config, lambda text: self._say("stage", text))
+        python = launch.python_of(config)
+        package = (
+            await asyncio.to_thread(packages.read, python, engine.package) if engine.package else packages.Package("")
+        )
+        self._renderer = await asyncio.to_thread(renderer_for, engine, model, config.generation.thinking)
+        uses_gpus = config.fleet.gpus != "none" and not config.engine.addresses
+        cards = gpus.choose(gpus.read(), config.fleet.gpus) if uses_gpus else None
+        drawn = sampling(config, model)
+        generation = config.generation
+        orders = Orders(
+            sampling=drawn,
+            thinking=generation.thinking,
+            rules=rules_of(config),
+            settings=self._settings,
+            attempts=generation.attempts,
+            seed=generation.seed,
+            timeout_s=None if generation.timeout == "auto" else generation.timeout,
+        )
+        self.pump = Pump(orders, self._renderer.render, self._deliver)
+        key = os.environ.get(config.engine.api_key_env, "") if config.engine.api_key_env else ""
+        job = Job(
+            node=self.name,
+            config=config,
+            folder=self._folder,
+            engine=engine,
+            model=model,
+            python=python,
+            version=package.version,
+            renderer=self._renderer,
+            sampling=drawn,
+            pump=self.pump,
+            api_key=key,
+            tell=self._tell,
+            changed=self._write_state,
+        )
+        places = launch.places(config, cards)
+        adopted = await self._adoptable(job, places)
+        for place, where in zip(places, self._ports(places, adopted), strict=True):
+            self.supervisors.append(Supervisor(job, place, where, adopted.get(place.index)))
+
+    async def _adoptable(self, job: Job, places: list[Place]) -> dict[int, ServerEntry]:
+        """The living servers that were launched as we would launch them now; the others are ended."""
+        by_index = {place.index: place for place in places}
+        adopted: dict[int, ServerEntry] = {}
+        for entry in self._entries:
+            place = by_index.get(entry.index)
+            why = "" if processes.alive(entry.process) else "its main process is dead"
+            if place is None:
+                why = why or "this run has no such server"
+            elif not why:
+                spec = spec_for(job, place, ports.Ports(entry.port, entry.internal_port), entry.nonce)
+                if launch.fingerprint(job.engine.command(spec), spec, self.config, place) != entry.launch:
+                    why = "it was launched with other flags, model or cards"
+            if why:
+                self._say("leftover", f"server {entry.index}, pid {entry.process.pid}, is ended: {why}")
+                await processes.end_group(entry.group, entry.nonce, grace_s=STOP_GRACE_S, verify_s=VERIFY_S)
+            else:
+                adopted[entry.index] = entry
+        return adopted
+
+    def _ports(self, places: list[Place], adopted: Mapping[int, ServerEntry]) -> list[ports.Ports]:
+        """An adopted server keeps its ports; the others get blocks beside those."""
+        if self.config.engine.addresses:
+            return [ports.Ports(0, 0) for _ in places]
+        kept = {index: ports.Ports(entry.port, entry.internal_port) for index, entry in adopted.items()}
+        taken = {
+            port
+            for where in kept.values()
+            for port in (where.http, *range(where.internal, where.internal + ports.BLOCK))
+        }
+        fresh = iter(ports.assign(self.config.fleet.port, len(places) - len(kept), frozenset(taken)))
+        return [kept[place.index] if place.index in kept else next(fresh) for place in places]
+
+    # -- the seam ----------------------------------------------------------------------------------------------------
+    async def credits(self) -> int:
+        return self._credits()
+
+    def _credits(self) -> int:
+        if not self._began:
+            ready = core.fleet(self._servers).ready
+            self._began = len(self.supervisors) > 0 and ready >= min(self.config.fleet.min_ready, len(self.supervisors))
+        return self.pump.credits() if self.pump and self._began and not self._stopping.is_set() else 0
+
+    async def offer(self, prompts: list[Prompt]) -> None:
+        assert self.pump is not None, "prompts come against credits, and there were none"
+        self.pump.offer(prompts)
+
+    async def results(self) -> Results:
+        if not self._records and not self._events and not self._ended:
+            self._something.clear()
+            try:
+                async with asyncio.timeout(RESULTS_WAIT_S):
+                    await self._something.wait()
+            except TimeoutError:
+                pass
+        records, self._records = self._records, []
+        events, self._events = self._events, []
+        template, first = (self._renderer.template_sha256, self._renderer.first) if self._renderer else ("", "")
+        return Results(records, events, self._credits(), template, first, self._ended and not records and not events)
+
+    async def status(self) -> NodeStatus:
+        return NodeStatus(
+            node=self.name,
+            servers=tuple(supervisor.status() for supervisor in self.supervisors),
+            queued=self.pump.queued if self.pump else 0,
+            in_flight=self.pump.in_flight if self.pump else 0,
+            capacity=self.pump.capacity if self.pump else 0,
+            credits=self._credits(),
+            tokens=self._tokens,
+        )
+
+    async def stop(self, grace_s: float | None, keep: bool) -> None:
+        self._grace_s, self._keep = grace_s, keep
+        if self.pump is not None:
+            self.pump.drain()
+        self._stopping.set()
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Raises NoServerError where no server can be kept, GateError where all show the wrong mode."""
+        trouble: TokenmillError | None = None
+        try:
+            await self.prepare()
+            self._without_since = time.monotonic()
+            async with asyncio.TaskGroup() as tasks:
+                for supervisor in self.supervisors:
+                    tasks.create_task(supervisor.run())
+                launching = tasks.create_task(self._launch())
+                try:
+                    await self._until_stopped()
+                except TokenmillError as error:
+                    trouble = error  # raised once the servers are gone: a group that raises would cut their end short
+                launching.cancel()
+                self._end_servers()
+        finally:
+            self._ended = True
+            self._write_state()
+            self._something.set()
+        if trouble is not None:
+            raise trouble
+
+    async def _until_stopped(self) -> None:
+        """Watches the fleet as a whole until it is told to stop and what is in flight has ended or its time is over."""
+        while not self._stopping.is_set():
+            try:
+                async with asyncio.timeout(WATCH_S):
+                    await self._stopping.wait()
+            except TimeoutError:
+                self._check_fleet()
+        asked_at = time.monotonic()
+        while self.pump is not None and self.pump.in_flight:
+            if self._grace_s is not None and time.monotonic() - asked_at >= self._grace_s:
+                return
+            await asyncio.sleep(0.05)
+            self._check_fleet()
+
+    def _check_fleet(self) -> None:
+        state = core.fleet(self._servers)
+        if state.hopeless:
+            raise self._hopeless()
+        if state.ready:
+            self._without_since = time.monotonic()
+        elif time.monotonic() - self._without_since > self.config.fleet.give_up:
+            words = f"no server for give_up = {self.config.fleet.give_up:.0f} s"
+            raise NoServerError(f"{words}; {self._last_failures()}", fix=f"tokenmill logs {self._folder.path}")
+
+    def _hopeless(self) -> NoServerError | GateError:
+        failures = [server.failure for server in self._servers if server.failure]
+        first = next(iter(failures), None)
+        fix = next((failure.fix for failure in failures if failure.fix), f"tokenmill logs {self._folder.path}")
+        if first is not None and all(failure.kind is FailureKind.WRONG_MODE for failure in failures):
+            return GateError(f"every server shows the wrong mode: {first}", fix=fix)
+        return NoServerError(f"no server could be started: {self._last_failures()}", fix=fix)
+
+    def _last_failures(self) -> str:
+        found: dict[str, list[str]] = {}
+        for supervisor in self.supervisors:
+            if supervisor.server.failure is not None:
+                found.setdefault(str(supervisor.server.failure), []).append(supervisor.name)
+        return (
+            "; ".join(f"server {', '.join(names)}: {words}" for words, names in found.items()) or "no failure was seen"
+        )
+
+    @property
+    def _servers(self) -> tuple[core.Server, ...]:
+        return tuple(supervisor.server for supervisor in self.supervisors)
+
+    def _end_servers(self) -> None:
+        for supervisor in self.supervisors:
+            if self._keep and supervisor.server.state in core.LIVE:
+                supervisor.leave()
+            else:
+                supervisor.post(core.Stop())
+
+    # -- launching ---------------------------------------------------------------------------------------------------
+    async def _launch(self) -> None:
+        """Adopts what lives, then starts the rest as `stagger` says: compile caches and page cache warm up once."""
+        waiting = []
+        for supervisor in self.supervisors:
+            if supervisor.entry is not None:
+                supervisor.post(core.Adopt())
+            else:
+                waiting.append(supervisor)
+        stagger = self.config.fleet.stagger
+        for position, supervisor in enumerate(waiting):
+            supervisor.post(core.Launch())
+            if position + 1 < len(waiting):
+                if stagger == "first":
+                    if position == 0:
+                        await supervisor.past_weights.wait()
+                elif stagger != "off":
+                    await asyncio.sleep(float(stagger))
+
+    # -- what comes from below ---------------------------------------------------------------------------------------
+    def _deliver(self, record: Record) -> None:
+        self._tokens += record.output_tokens
+        self._records.append(record)
+        self._something.set()
+
+    def _tell(self, event: Event) -> None:
+        self._events.append(event)
+        self._something.set()
+
+    def _say(self, kind: str, text: str, level: str = "info") -> None:
+        self._tell(Event(now(), kind, text, "", level))
+
+    def _write_state(self) -> None:
+        """So that whatever happens to us, the servers can be found again."""
+        entries = tuple(
+            replace(supervisor.entry, state=supervisor.server.state.value, phase=supervisor.server.phase)
+            for supervisor in self.supervisors
+            if supervisor.entry is not None
+        )
+        self._folder.write_servers(entries, keep=self._keep)
+
+
+def survivors(folder: RunFolder) -> list[ServerEntry]:
+    """The servers of a run folder of which any process still lives."""
+    return [entry for entry in folder.state().servers if is_alive(entry)]
+
+
+def is_alive(entry: ServerEntry) -> bool:
+    if entry.process.boot != processes.boot_id():
+        return False
+    return processes.alive(entry.process) or bool(processes.members(NO_GROUP, entry.nonce))

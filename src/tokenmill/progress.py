@@ -1,0 +1,78 @@
+"""How far a run is: the status that is shown and written to status.json, with its rates and the time to go."""
+
+import time
+from collections import deque
+
+from tokenmill.core.status import NodeStatus, PromptCounts, RunStatus
+from tokenmill.events import now
+from tokenmill.folder import RunFolder
+from tokenmill.ledger import Ledger
+from tokenmill.view import View
+
+WINDOW = 300
+"""Looks, about a second apart, from which the time to go is told: five minutes hold long and short completions."""
+
+FEW = 10
+"""Looks before any time to go is told."""
+
+
+class Progress:
+    """`state` is the run's step, in a word; `ledger` is None until the accounts are open."""
+
+    def __init__(self, folder: RunFolder, view: View) -> None:
+        self.state = "preflight"
+        self.message = ""
+        self.ledger: Ledger | None = None
+        self._folder = folder
+        self._view = view
+        self._node: NodeStatus | None = None
+        self._done: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self._busy = 0.0
+        self._looks = 0
+
+    @property
+    def in_flight(self) -> int:
+        return self._node.in_flight if self._node else 0
+
+    def look(self, node: NodeStatus) -> None:
+        """Takes in a node's status, about once a second."""
+        self._node = node
+        if self.state != "generating" or self.ledger is None:
+            return
+        counts = self.ledger.counts()
+        self._done.append((time.monotonic(), counts.total - counts.pending))
+        if node.capacity:
+            self._busy += node.in_flight / node.capacity
+            self._looks += 1
+
+    def publish(self) -> None:
+        """Writes status.json and renews the view."""
+        status = self.status()
+        try:
+            self._folder.write_status(status)
+        except OSError:
+            pass  # the store says it if the disk is full
+        self._view.show(status)
+
+    def status(self) -> RunStatus:
+        counts = self.ledger.counts() if self.ledger else PromptCounts()
+        running = self.state in ("starting", "generating", "draining")
+        servers = self._node.servers if self._node and running else ()
+        return RunStatus(
+            run=self._folder.path.name,
+            state=self.state,
+            prompts=counts,
+            servers=servers,
+            tokens_per_s=round(sum(server.tokens_per_s for server in servers), 1),
+            eta_s=self._eta_s(counts) if running else None,
+            slots_busy=round(self._busy / self._looks, 4) if self._looks else None,
+            labels=dict(self.ledger.labels) if self.ledger else {},
+            message=self.message,
+            updated=now(),
+        )
+
+    def _eta_s(self, counts: PromptCounts) -> float | None:
+        if len(self._done) < FEW or not counts.pending:
+            return None
+        (start, first), (end, last) = self._done[0], self._done[-1]
+        return round(counts.pending * (end - start) / (last - first)) if last > first else None

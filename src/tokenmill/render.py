@@ -1,0 +1,186 @@
+"""Messages → what is sent. One owner of rendering, in three ways, by the engine's `renders`:
+
+    ids     the model's own tokenizer and chat template, through transformers (no torch): exact ids, sent as they are
+    server  the server renders by its template and tokenizes, then gets its own ids back
+    chat    messages are sent; the server renders, and says which ids it made where it can
+
+A renderer also knows how to read outputs: end tokens, the token of `</think>`, whether the prompt opens the thought.
+"""
+
+import asyncio
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokenmill.client import Client
+from tokenmill.core.judge import CLOSE, OPEN, Reading
+from tokenmill.core.records import NULL
+from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo
+from tokenmill.errors import BadPromptError, PluginError, PreflightError, RefusedError, boundary
+from tokenmill.machine import modelfiles
+
+RENDER_TIMEOUT_S = 60.0
+"""For the two small requests with which a llama.cpp server renders: they queue behind nothing."""
+
+
+class Renderer(ABC):
+    """`template` is the chat template's text, empty while unknown; `first` the first rendered prompt."""
+
+    template = ""
+    first = ""
+
+    def __init__(self, thinking: bool) -> None:
+        self.thinking = thinking
+
+    @abstractmethod
+    async def render(self, messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> Rendered:
+        """Raises BadPromptError for messages that the template refuses, RequestError where the server fails."""
+
+    @abstractmethod
+    async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
+        """How to read outputs. `sample` are a prompt's ids as the engine gave them back, null where it does not."""
+
+    @property
+    def template_sha256(self) -> str:
+        return hashlib.sha256(self.template.encode()).hexdigest() if self.template else ""
+
+
+class TokenizerRenderer(Renderer):
+    """By transformers, from the model's folder. Loading takes 2 s and happens in the constructor."""
+
+    def __init__(self, model: Path, thinking: bool) -> None:
+        super().__init__(thinking)
+        self._model = model
+        with boundary(f"loading the tokenizer of {model}"):
+            from transformers import AutoTokenizer
+
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(model), local_files_only=True)
+        self.template = self._tokenizer.chat_template or ""
+        if not self.template:
+            raise PreflightError(
+                f"{model} has no chat template: neither chat_template.jinja nor one in tokenizer_config.json",
+                fix="add the template's file to the model folder, or use an engine that is given messages",
+            )
+
+    async def render(self, messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> Rendered:
+        try:
+            ids, text = await asyncio.to_thread(self._ids, messages, tools)
+        except PluginError as error:
+            raise BadPromptError(str(error)) from error
+        self.first = self.first or text
+        return Rendered(messages, tools, msgspec.Raw(msgspec.json.encode(ids)), len(ids))
+
+    def _ids(self, messages: msgspec.Raw, tools: msgspec.Raw) -> tuple[list[int], str]:
+        with boundary("the chat template"):
+            text: str = self._tokenizer.apply_chat_template(
+                msgspec.json.decode(messages),
+                tools=msgspec.json.decode(tools),
+                tokenize=False,
+                add_generation_prompt=True,
+                enable_thinking=self.thinking,
+            )
+            # The template wrote the special tokens: adding them again would double the first.
+            return self._tokenizer(text, add_special_tokens=False)["input_ids"], text
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids as engines give it: without special tokens."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
+        ends = {*modelfiles.end_tokens(self._model), self._tokenizer.eos_token_id} - {None}
+        close = self._tokenizer(CLOSE, add_special_tokens=False)["input_ids"]
+        return Reading(
+            thinking=self.thinking,
+            opened=self.first.rstrip().endswith(OPEN),
+            end_ids=frozenset(str(end).encode() for end in ends),
+            close_id=str(close[0]).encode() if len(close) == 1 else b"",
+        )
+
+
+class ServerRenderer(Renderer):
+    """By a server that can render and tokenize without generating."""
+
+    def __init__(self, engine: Engine, thinking: bool) -> None:
+        super().__init__(thinking)
+        self._engine = engine
+
+    async def render(self, messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> Rendered:
+        request = self._engine.template_request(messages, tools, self.thinking)
+        try:
+            answer = await client.post(request.path, request.body, timeout_s=RENDER_TIMEOUT_S)
+        except RefusedError as error:
+            raise BadPromptError(f"the server's template refuses the messages: {error}") from error
+        text = self._engine.read_template(answer)
+        self.first = self.first or text
+        ids = await self._tokens(client, text, whole=True)
+        return Rendered(messages, tools, ids, _count(ids))
+
+    async def _tokens(self, client: Client, text: str, *, whole: bool) -> msgspec.Raw:
+        request = self._engine.ids_request(text, whole=whole)
+        return self._engine.read_tokens(await client.post(request.path, request.body, timeout_s=RENDER_TIMEOUT_S))
+
+    async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
+        self.template = self.template or info.template
+        ends = await self._tokens(client, info.end_token, whole=False) if info.end_token else NULL
+        close = await self._tokens(client, CLOSE, whole=False)
+        return Reading(
+            thinking=self.thinking,
+            opened=self.first.rstrip().endswith(OPEN),
+            end_ids=frozenset({bytes(ends)[1:-1]}) if _count(ends) == 1 else frozenset(),
+            close_id=bytes(close)[1:-1] if _count(close) == 1 else b"",
+        )
+
+
+class ChatRenderer(Renderer):
+    """Messages go out as they are. What the model's folder tells, where there is one, is read without transformers."""
+
+    def __init__(self, model: Path | None, thinking: bool) -> None:
+        super().__init__(thinking)
+        self._model = model if model and model.is_dir() else None
+        self.template = modelfiles.template(self._model) if self._model else ""
+
+    async def render(self, messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> Rendered:
+        return Rendered(messages, tools)
+
+    async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
+        if self._model is None:
+            return Reading(self.thinking)
+        tags = modelfiles.added_tokens(self._model, OPEN, CLOSE)
+        last = bytes(sample)[-64:].strip(b"[]").split(b",")[-2:]  # `<think>` and its newline end the prompt
+        opened = str(tags[OPEN]).encode() in last if sample != NULL and OPEN in tags else None
+        return Reading(
+            thinking=self.thinking,
+            opened=opened,
+            end_ids=frozenset(str(end).encode() for end in modelfiles.end_tokens(self._model)),
+            close_id=str(tags[CLOSE]).encode() if CLOSE in tags else b"",
+        )
+
+
+def renderer_for(engine: Engine, model: Path | None, thinking: bool) -> Renderer:
+    """The renderer that an engine asks for; loads the tokenizer where it is needed."""
+    if engine.renders == "server":
+        return ServerRenderer(engine, thinking)
+    if engine.renders == "ids":
+        if model is None:
+            raise PreflightError(f"engine {engine.kind} needs model.path: tokenmill renders with the model's tokenizer")
+        return TokenizerRenderer(model, thinking)
+    return ChatRenderer(model, thinking)
+
+
+def _count(ids: msgspec.Raw) -> int:
+    return 0 if ids == NULL else bytes(ids).count(b",") + 1
+
+
+def fit(sampling: Sampling, rendered: Rendered, info: ServerInfo) -> Sampling:
+    """max_tokens cut to what the context leaves; raises BadPromptError where it leaves nothing."""
+    if rendered.tokens is None or info.context is None:
+        return sampling
+    room = info.context - info.reserve - rendered.tokens
+    if room < 1:
+        message = f"{rendered.tokens} prompt tokens do not fit the context of {info.context} (reserved: {info.reserve})"
+        raise BadPromptError(message, label="prompt_too_long")
+    return sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room)

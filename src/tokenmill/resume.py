@@ -1,0 +1,75 @@
+"""Where an earlier life of the run left off: settings and their guard, the store made whole, the accounts.
+
+Everything that a run counts with comes from here, and from the files alone: nothing of an earlier process is needed.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill import dataset, plugins, prompts, settings, stage, store
+from tokenmill.config import Config, limits_of, rules_of
+from tokenmill.core.gate import Gate
+from tokenmill.core.judge import Rules
+from tokenmill.engines.base import Engine
+from tokenmill.errors import GuardError
+from tokenmill.events import EventLog
+from tokenmill.feed import Feed
+from tokenmill.folder import RunFolder
+from tokenmill.launch import python_of
+from tokenmill.ledger import Found, Ledger
+from tokenmill.machine import packages
+from tokenmill.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """What a run counts with: `row` are its settings, `ledger` what became of every id, `feed` what is still to ask."""
+
+    row: Settings
+    rules: Rules
+    gate: Gate
+    ledger: Ledger
+    feed: Feed
+
+
+async def resume(config: Config, folder: RunFolder, log: EventLog) -> Accounts:
+    """Raises GuardError where going on would mix two datasets."""
+    model = await asyncio.to_thread(stage.resolve, config) if config.model.path else None
+    engine: Engine = plugins.load("engines", config.engine.kind)()
+    version = packages.read(python_of(config), engine.package).version if engine.package else ""
+    row = settings.of(config, model, version)
+    settings.guard(row, settings.read(folder.data))
+    log.say("run", f"sampling: {settings.describe(settings.sampling(config, model))}")
+    for words in store.recover(folder.data):
+        log.say("store", words, "warn")
+    path = Path(config.prompts.path)
+    index = await asyncio.to_thread(prompts.scan, path, config.prompts.limit)
+    if index.duplicate_count:
+        more = index.duplicate_count - len(index.duplicates)
+        words = "; ".join(index.duplicates) + (f"; and {more:,} more" if more else "")
+        log.say("prompts", f"{index.duplicate_count:,} rows repeat an id: {words}", "warn")
+    rules, gate = rules_of(config), Gate(limits_of(config))
+    part, _, of = config.prompts.shard.partition("/")
+    ledger = Ledger(index, config.generation.samples, (int(part), int(of)))
+    stored = dataset.briefs(folder.data, lambda text: log.say("store", text, "warn"))
+    found = await asyncio.to_thread(ledger.load, stored, rules, gate)
+    _guard_prompts(found, log)
+    feed = Feed(
+        path, ledger, row.id, cohort=config.gate.cohort, next_cohort=found.cohort + 1, dedup=config.prompts.dedup
+    )
+    gate.expect(0, found.first_cohort + feed.first_cohort_pending)
+    counts = ledger.counts()
+    done = f", {counts.total - counts.pending:,} of them done" if found.rows else ""
+    log.say("run", f"{counts.total:,} completions asked for{done}")
+    return Accounts(row, rules, gate, ledger, feed)
+
+
+def _guard_prompts(found: Found, log: EventLog) -> None:
+    if found.changed:
+        raise GuardError(
+            f"the content of {len(found.changed):,} prompts with records has changed: {', '.join(found.changed[:5])}",
+            fix="bring the old prompt file back, or begin a new run: another name in the config",
+        )
+    if found.strangers:
+        log.say("store", f"{found.strangers:,} records belong to prompts not asked for now; they are kept", "warn")

@@ -1,0 +1,235 @@
+"""The whole job, readable top to bottom: lock, what lives, doctor, accounts, node, gate, report.
+
+A run is its folder: killed at any moment it loses at most the completions in flight, and started again it goes on. This
+module owns the shutdown: whatever ends a run, its servers end with it, but for those that are to be kept.
+"""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+import tomli_w
+
+from tokenmill import report
+from tokenmill.collect import STORE_PATIENCE_S, Collector
+from tokenmill.config import Config, shown
+from tokenmill.doctor import Context, examine, refuse
+from tokenmill.errors import GateError, TokenmillError
+from tokenmill.events import EventLog
+from tokenmill.explain import explain
+from tokenmill.folder import RunFolder, ServerEntry, write_aside
+from tokenmill.machine import processes
+from tokenmill.node import LocalNode, survivors
+from tokenmill.progress import Progress
+from tokenmill.resume import Accounts, resume
+from tokenmill.store import Store
+from tokenmill.supervise import STOP_GRACE_S
+from tokenmill.view import View
+
+DONE, INTERRUPTED = 0, 130
+STATUS_S = 1.0
+"""How often status.json and the view are renewed."""
+
+END_VERIFY_S = 60.0
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM: the first lets what is in flight end, as `drain` says; the second cuts."""
+
+    def __init__(self, config: Config, log: EventLog, progress: Progress) -> None:
+        self.count = 0
+        self.stop: Callable[[float | None], Awaitable[None]] | None = None
+        self._drain = config.fleet.drain
+        self._log = log
+        self._progress = progress
+        self._tasks: set[asyncio.Future[None]] = set()
+
+    def interrupt(self, number: signal.Signals) -> None:
+        self.count += 1
+        if self.stop is None:
+            self._log.say("run", f"{number.name}: ends before generation", "warn")
+            return
+        if self.count == 1:
+            words = f"{number.name}: {self._progress.in_flight} completions in flight may end; once more cuts them"
+            grace_s = None if self._drain == "auto" else float(self._drain)
+        else:
+            words, grace_s = f"{number.name} again: cutting what is in flight", 0.0
+        self._progress.state = "draining"
+        self._log.say("run", words, "warn")
+        task = asyncio.ensure_future(self.stop(grace_s))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def run(
+    config: Config,
+    view: View,
+    *,
+    command: str,
+    skip: tuple[str, ...] = (),
+    patience_s: float = STORE_PATIENCE_S,
+) -> int:
+    """Runs a config to its end; returns 0 or 130, raises TokenmillError for everything else.
+
+    `command` is how a person would start it again; `skip` are doctor checks to leave out.
+    """
+    folder = RunFolder(config.folder)
+    with folder.own("run"):
+        log = EventLog(folder.events, view.event)
+        progress = Progress(folder, view)
+        interrupts = Interrupts(config, log, progress)
+        with _signals(interrupts, view, log):
+            try:
+                code = await _run(config, folder, log, progress, interrupts, command, skip, patience_s)
+            except TokenmillError as error:
+                progress.state, progress.message = "failed", str(error)
+                raise
+            finally:
+                progress.publish()
+    return code
+
+
+async def _run(
+    config: Config,
+    folder: RunFolder,
+    log: EventLog,
+    progress: Progress,
+    interrupts: Interrupts,
+    command: str,
+    skip: tuple[str, ...],
+    patience_s: float,
+) -> int:
+    living = survivors(folder)
+    await preflight(config, folder, living, log, skip)
+    write_aside(folder.config, tomli_w.dumps(shown(config)).encode())
+    accounts = await resume(config, folder, log)
+    progress.ledger = accounts.ledger
+    store = Store(folder.data, config.output.segment, lambda text, level: log.say("store", text, level))
+    collector = Collector(accounts, store, folder, log, _no_stop, patience_s=patience_s)
+    trouble: TokenmillError | None = None
+    try:
+        for cohort in list(accounts.gate.tallies):
+            collector.raise_alarm(accounts.gate.check(cohort))
+        if accounts.ledger.counts().pending == 0:
+            log.say("run", "every prompt has a record already")
+            await end_servers(folder, living, log)
+        elif collector.alarm is None and not interrupts.count:
+            trouble = await _generate(config, folder, log, progress, interrupts, collector, accounts, living)
+    finally:
+        finished = accounts.ledger.counts().pending == 0
+        progress.state = "sealing" if finished else "stopping"
+        progress.publish()
+        await store.close(seal=finished)
+    for cohort in list(accounts.gate.tallies):
+        collector.raise_alarm(accounts.gate.check(cohort))  # the last cohort's size is known by now
+    trouble = trouble or collector.failure or _gate_error(collector, accounts, config, folder, command)
+    progress.state = "failed" if trouble else "done" if finished else "stopped"
+    total = accounts.ledger.counts().total
+    await asyncio.to_thread(report.write, folder, accounts.rules, total, str(trouble or ""))
+    if trouble is not None:
+        raise trouble
+    return DONE if finished else INTERRUPTED
+
+
+async def preflight(
+    config: Config, folder: RunFolder, living: list[ServerEntry], log: EventLog, skip: tuple[str, ...] = ()
+) -> None:
+    """The doctor's findings, told; raises PreflightError where one of them is a `fail`."""
+    findings = await asyncio.to_thread(examine, Context(config, folder, living), skip)
+    for finding in findings:
+        if finding.level in ("warn", "unknown"):
+            log.say("doctor", f"{finding.check}: {finding.message}", "warn", finding.fix)
+    refuse(findings)
+
+
+async def _generate(
+    config: Config,
+    folder: RunFolder,
+    log: EventLog,
+    progress: Progress,
+    interrupts: Interrupts,
+    collector: Collector,
+    accounts: Accounts,
+    living: list[ServerEntry],
+) -> TokenmillError | None:
+    """Runs the node until every prompt has its record or something ends it; returns the node's own trouble, if any."""
+    node = LocalNode(config, folder, accounts.row.id, living)
+
+    async def stop(grace_s: float | None) -> None:
+        done = accounts.feed.ended and not interrupts.count and collector.failure is None and collector.alarm is None
+        wanted = config.fleet.keep_servers
+        collector.draining = True
+        await node.stop(grace_s, keep=wanted == "always" or (wanted == "stopped" and not done))
+
+    collector.stop = interrupts.stop = stop
+    progress.state = "starting"
+    trouble: TokenmillError | None = None
+
+    async def run_node() -> None:
+        nonlocal trouble
+        try:
+            await node.run()
+        except TokenmillError as error:
+            trouble = error
+
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(run_node())
+        collecting = tasks.create_task(collector.run(node))
+        watching = tasks.create_task(_watch(node, progress))
+        await asyncio.wait([running, collecting])
+        watching.cancel()
+    interrupts.stop = None
+    accounts.feed.close()
+    return trouble
+
+
+async def _watch(node: LocalNode, progress: Progress) -> None:
+    while True:
+        status = await node.status()
+        if status.credits and progress.state == "starting":
+            progress.state = "generating"
+        progress.look(status)
+        progress.publish()
+        await asyncio.sleep(STATUS_S)
+
+
+async def _no_stop(grace_s: float | None) -> None:
+    """Nothing runs yet."""
+
+
+def _gate_error(
+    collector: Collector, accounts: Accounts, config: Config, folder: RunFolder, command: str
+) -> GateError | None:
+    if collector.alarm is None:
+        return None
+    if not collector.examples.by_label:
+        collector.examples.fill(folder.data, accounts.rules)
+    return GateError(explain(collector.alarm, collector.examples, config, command))
+
+
+async def end_servers(folder: RunFolder, living: list[ServerEntry], log: EventLog) -> None:
+    """Ends servers of an earlier life that nobody needs any more."""
+    for entry in living:
+        log.say("run", f"ends server {entry.index}, pid {entry.process.pid}, of an earlier start")
+        await processes.end_group(entry.group, entry.nonce, grace_s=STOP_GRACE_S, verify_s=END_VERIFY_S)
+    folder.write_servers((), keep=False)
+
+
+@contextmanager
+def _signals(interrupts: Interrupts, view: View, log: EventLog) -> Iterator[None]:
+    """SIGINT and SIGTERM drain, then cut; SIGHUP means that the terminal is gone, and nothing else."""
+
+    def hang_up() -> None:
+        view.detach()
+        log.say("run", "SIGHUP: the terminal is gone; carrying on, output in run.log")
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, interrupts.interrupt, signal.SIGINT)
+    loop.add_signal_handler(signal.SIGTERM, interrupts.interrupt, signal.SIGTERM)
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)

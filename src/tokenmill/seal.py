@@ -1,0 +1,143 @@
+"""Journal → Parquet: python -m tokenmill.seal JOURNAL PART. Written aside, re-read and counted, synced, renamed.
+
+Rows are sorted by (row, sample, turn), so that an export in the prompts' order merges parts instead of sorting them.
+"""
+
+import fcntl
+import os
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenmill.core.records import Record
+from tokenmill.store import is_whole, place_of, plain
+
+ROWS_PER_GROUP = 256
+"""8,000-token rows with ids and text: a group is about 16 MB in memory."""
+
+NICE = 10
+
+_IDS = pa.list_(pa.int32())
+
+SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("sample", pa.int32()),
+        ("turn", pa.int32()),
+        ("row", pa.int64()),
+        ("cohort", pa.int32()),
+        ("digest", pa.string()),
+        ("settings", pa.string()),
+        ("messages", pa.string()),
+        ("tools", pa.string()),
+        ("prompt_ids", _IDS),
+        ("output_ids", _IDS),
+        ("text", pa.string()),
+        ("reasoning", pa.string()),
+        ("answer", pa.string()),
+        ("parts", pa.list_(pa.int32(), 4)),
+        ("finish_reason", pa.string()),
+        ("prompt_tokens", pa.int32()),
+        ("output_tokens", pa.int32()),
+        ("reasoning_tokens", pa.int32()),
+        ("repetition", pa.float32()),
+        ("thinking", pa.bool_()),
+        ("server", pa.string()),
+        ("attempt", pa.int32()),
+        ("started", pa.float64()),
+        ("seconds", pa.float32()),
+        ("accept_length", pa.float32()),
+        ("labels", pa.list_(pa.string())),
+        ("error", pa.string()),
+    ]
+)
+
+
+_decode = msgspec.json.Decoder(Record)
+
+
+def seal(journal: Path, part: Path) -> int:
+    """Returns the rows sealed. A line that is not whole goes to torn.bin beside the journal."""
+    with journal.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # whoever reads the folder waits, or the rows would be found twice or never
+        return _seal(file, journal, part)
+
+
+def _seal(file: BinaryIO, journal: Path, part: Path) -> int:
+    places, bad, at = [], [], 0
+    for line in file:
+        if is_whole(line):
+            places.append((*place_of(line), at, len(line)))
+        elif line.strip():
+            bad.append(line)
+        at += len(line)
+    if bad:
+        with journal.with_name("torn.bin").open("ab") as torn:
+            torn.writelines(bad)
+    if not places:
+        journal.unlink()
+        return 0
+    places.sort()
+    aside = part.with_name(f".{part.name}")
+    with pq.ParquetWriter(aside, SCHEMA, compression="zstd") as writer:
+        for start in range(0, len(places), ROWS_PER_GROUP):
+            group = [_read(file.fileno(), at, size) for *_, at, size in places[start : start + ROWS_PER_GROUP]]
+            writer.write_table(to_table(group))
+    _verify(aside, len(places))
+    with aside.open("rb") as written:
+        os.fsync(written.fileno())
+    aside.rename(part)
+    folder = os.open(part.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
+    journal.unlink()
+    return len(places)
+
+
+def _read(handle: int, at: int, size: int) -> Record:
+    return _decode.decode(plain(os.pread(handle, size, at)))
+
+
+def _verify(aside: Path, rows: int) -> None:
+    """Reads every row group back: a part that cannot be read must never replace its journal."""
+    with pq.ParquetFile(aside) as written:
+        found = sum(batch.num_rows for batch in written.iter_batches(batch_size=ROWS_PER_GROUP))
+    if found != rows:
+        raise OSError(f"{aside} holds {found} rows of {rows}")
+
+
+def to_table(records: list[Record]) -> pa.Table:
+    """Records as Arrow columns; reasoning and answer are written out for readers that know nothing of `parts`."""
+    columns: dict[str, Any] = {name: [getattr(record, name) for record in records] for name in _PLAIN}
+    for name in ("messages", "tools"):
+        texts = [bytes(getattr(record, name)).decode() for record in records]
+        columns[name] = [None if text == "null" else text for text in texts]
+    for name in ("prompt_ids", "output_ids"):
+        columns[name] = [_ids(getattr(record, name)) for record in records]
+    columns["parts"] = [list(record.parts) for record in records]
+    columns["labels"] = [list(record.labels) for record in records]
+    return pa.table({field.name: pa.array(columns[field.name], field.type) for field in SCHEMA}, SCHEMA)
+
+
+_RAW = {"messages", "tools", "prompt_ids", "output_ids", "parts", "labels"}
+_PLAIN = [name for name in SCHEMA.names if name not in _RAW]
+
+
+def _ids(raw: msgspec.Raw) -> "np.ndarray[Any, np.dtype[np.int32]] | None":
+    data = bytes(raw)
+    return None if data == b"null" else np.fromstring(data[1:-1].decode(), dtype=np.int32, sep=",")
+
+
+def main(argv: list[str]) -> int:
+    os.nice(NICE)
+    seal(Path(argv[0]), Path(argv[1]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

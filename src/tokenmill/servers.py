@@ -1,0 +1,208 @@
+"""The servers alone: `up` starts them and leaves them, `status` and `logs` look at them, `down` ends exactly them."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenmill import events
+from tokenmill.config import Config
+from tokenmill.core.server import SERVING
+from tokenmill.core.status import PromptCounts, RunStatus, ServerStatus
+from tokenmill.errors import NoServerError, TokenmillError, UsageError
+from tokenmill.events import EventLog
+from tokenmill.folder import RunFolder, ServerEntry
+from tokenmill.machine import processes
+from tokenmill.node import LocalNode, is_alive, survivors
+from tokenmill.progress import Progress
+from tokenmill.run import end_servers, preflight
+from tokenmill.view import View
+
+LOOK_S = 0.5
+
+
+async def up(config: Config, view: View) -> int:
+    """Starts the servers (adopting those that live), returns the number that are ready; they outlive it."""
+    folder = RunFolder(config.folder)
+    with folder.own("up"):
+        log = EventLog(folder.events, view.event)
+        progress = Progress(folder, view)
+        living = survivors(folder)
+        await preflight(config, folder, living, log, ("prompts",))
+        node = LocalNode(config, folder, "", living)
+        progress.state = "starting"
+        trouble: list[TokenmillError] = []
+
+        async def run_node() -> None:
+            try:
+                await node.run()
+            except TokenmillError as error:
+                trouble.append(error)
+
+        running = asyncio.create_task(run_node())
+        try:
+            while not running.done() and not _settled(node):
+                for event in (await node.results()).events:
+                    log.add(event)
+                progress.look(await node.status())
+                progress.publish()
+        finally:
+            ready = sum(supervisor.server.state in SERVING for supervisor in node.supervisors)
+            await node.stop(0.0, keep=True)
+            await running
+        progress.state = "up" if ready else "failed"
+        progress.publish()
+    if trouble:
+        raise trouble[0]
+    if ready < min(config.fleet.min_ready, len(node.supervisors)):
+        raise NoServerError(
+            f"only {ready} of {len(node.supervisors)} servers are ready", fix=f"tokenmill logs {folder.path}"
+        )
+    return ready
+
+
+def _settled(node: LocalNode) -> bool:
+    """Whether every server is ready or has failed for good."""
+    states = [supervisor.server.state for supervisor in node.supervisors]
+    return bool(states) and all(state in SERVING or state.value in ("failed", "quarantined") for state in states)
+
+
+def folder_of(path: Path) -> RunFolder:
+    """The run folder at a path; raises UsageError where there is none."""
+    folder = RunFolder(path)
+    if not folder.state_file.exists():
+        raise UsageError(f"{path} is no run folder: it has no state.json", fix="ls runs   shows yours")
+    return folder
+
+
+def status_of(folder: RunFolder) -> RunStatus:
+    """The live status of a run that has an owner; else what it left, with the servers that still live."""
+    last = folder.status()
+    state = folder.state()
+    if folder.owner() is not None and last is not None:
+        return last
+    servers = tuple(_left_server(entry) for entry in state.servers if is_alive(entry))
+    if last is None:
+        return RunStatus(folder.path.name, "stopped", PromptCounts(), servers, 0.0, None, None)
+    known = last.state if last.state in ("done", "failed", "stopped", "up") else "killed"
+    return RunStatus(
+        last.run, known, last.prompts, servers, 0.0, None, last.slots_busy, last.labels, last.message, last.updated
+    )
+
+
+def _left_server(entry: ServerEntry) -> ServerStatus:
+    return ServerStatus(
+        node=entry.node,
+        index=entry.index,
+        gpu=entry.gpu,
+        port=entry.port,
+        pid=entry.process.pid,
+        state=entry.state,
+        phase=entry.phase,
+        percent=0.0,
+        in_flight=0,
+        capacity=0,
+        tokens_per_s=0.0,
+        accept_length=None,
+        restarts=0,
+        last_error="",
+    )
+
+
+def status_lines(status: RunStatus) -> Iterator[str]:
+    """As the reference scripts had it: n/N ready, then a line per server."""
+    counts = status.prompts
+    ready = sum(server.state in SERVING for server in status.servers)
+    yield f"{status.run}: {status.state}, {ready}/{len(status.servers)} servers ready"
+    if counts.total:
+        done = counts.total - counts.pending
+        verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
+        yield f"  {done:,}/{counts.total:,} done: {verdicts}"
+    for server in status.servers:
+        words = [
+            f"  server {server.index}",
+            f"GPU {server.gpu}",
+            f"port {server.port}",
+            f"pid {server.pid}",
+            server.state,
+        ]
+        if server.phase:
+            words.append(f"{server.phase} {server.percent:.0f}%")
+        if server.capacity:
+            words.append(f"{server.in_flight}/{server.capacity} in flight, {server.tokens_per_s:,.0f} tok/s")
+        if server.last_error:
+            words.append(server.last_error)
+        yield "  ".join(words)
+    if status.message:
+        yield f"  {status.message}"
+
+
+def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
+    """Asks a living owner to drain and exit (`now`: to cut), then ends the servers left; returns their number."""
+    owner = folder.owner()
+    if owner is not None:
+        how = "cut" if now else "drain"
+        view.say(f"asks tokenmill {owner.command}, pid {owner.process.pid}, to {how} and exit")
+        os.kill(owner.process.pid, signal.SIGTERM)
+        if now:
+            time.sleep(0.2)  # two signals at once arrive as one
+            if processes.alive(owner.process):
+                os.kill(owner.process.pid, signal.SIGTERM)
+        while processes.alive(owner.process):
+            time.sleep(LOOK_S / 5)
+    living = survivors(folder)
+    if living:
+        with folder.own("down"):
+            asyncio.run(end_servers(folder, living, EventLog(folder.events, view.event)))
+    return len(living)
+
+
+def logs(folder: RunFolder, server: int | None, *, follow: bool, lines: int = 50) -> Iterator[str]:
+    """The last lines of one server's log or of all, each with its server's number in front; then what comes."""
+    paths = [folder.log(server)] if server is not None else sorted(folder.logs.glob("server-*.log"))
+    paths = [path for path in paths if path.exists()]
+    if not paths:
+        raise UsageError(f"{folder.logs} holds no such log")
+    tails = {path: _Follower(path, lines) for path in paths}
+    while True:
+        for path, tail in tails.items():
+            number = path.stem.removeprefix("server-")
+            yield from (f"[{number}] {line}" for line in tail.read())
+        if not follow:
+            return
+        time.sleep(LOOK_S)
+
+
+class _Follower:
+    """A file's last lines first, then what is appended."""
+
+    def __init__(self, path: Path, lines: int) -> None:
+        self._path = path
+        self._first = lines
+        self._at = 0
+
+    def read(self) -> list[str]:
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            data = file.read()
+        self._at += len(data)
+        found = data.decode("utf-8", "replace").replace("\r", "\n").splitlines()
+        if self._first:
+            found, self._first = found[-self._first :], 0
+        return [line for line in found if line]
+
+
+def watch(folder: RunFolder, view: View, *, poll_s: float = 1.0) -> RunStatus:
+    """Follows a run until it ends: its events as they come and its table; returns the last status."""
+    at = folder.events.stat().st_size if folder.events.exists() else 0
+    while True:
+        for event, behind in events.read(folder.events, at):
+            view.event(event)
+            at = behind
+        status = status_of(folder)
+        view.show(status)
+        if folder.owner() is None:
+            return status
+        time.sleep(poll_s)

@@ -1,0 +1,109 @@
+"""What was in force when records were made: one row per distinct set in data/settings.jsonl, and the guard.
+
+A run folder is one dataset: it is not continued with another model, template, sampling or thinking mode. Throughput,
+[judge], [gate] and exports may change, and so may the engine's version: that is recorded, not refused.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from tokenmill import plugins
+from tokenmill.config import Config
+from tokenmill.engines.base import Engine, Sampling, normal
+from tokenmill.errors import GuardError
+from tokenmill.machine import modelfiles
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """`content` is what decides what the model writes; `id` the hash of all but the template, which is known later."""
+
+    id: str
+    content: dict[str, Any]
+    engine: str
+    engine_version: str
+    args: dict[str, Any]
+    template_sha256: str = ""
+    first_prompt: str = ""
+
+
+def sampling(config: Config, model: Path | None) -> Sampling:
+    """The config's sampling over the model's own defaults (generation_config.json)."""
+    wanted = config.generation
+    own = modelfiles.sampling_defaults(model) if model is not None and model.is_dir() else {}
+    names = ("temperature", "top_p", "top_k", "min_p", "presence_penalty")
+    chosen = {name: getattr(wanted, name) if getattr(wanted, name) is not None else own.get(name) for name in names}
+    top_k = chosen.pop("top_k")
+    return Sampling(wanted.max_tokens, top_k=None if top_k is None else int(top_k), extra=dict(wanted.extra), **chosen)
+
+
+def describe(drawn: Sampling) -> str:
+    """Sampling in a line for a person."""
+    named = {name: value for name, value in drawn.fields().items() if name not in drawn.extra}
+    words = [f"{name} {value:g}" for name, value in named.items()] or ["the server's own defaults"]
+    return ", ".join([*words, *(f"{name} (extra)" for name in drawn.extra), f"max_tokens {drawn.max_tokens}"])
+
+
+def of(config: Config, model: Path | None, version: str) -> Settings:
+    """The settings of a run; `model` is its folder or file, None where there is none to read."""
+    drawn = sampling(config, model)
+    engine: Engine = plugins.load("engines", config.engine.kind)()
+    args = {normal(name): value for name, value in config.engine.args.items()}
+    content = {
+        "model": config.served_name,
+        "model_fingerprint": modelfiles.fingerprint(model) if model is not None and model.exists() else "",
+        "thinking": config.generation.thinking,
+        "sampling": {**drawn.fields(), "max_tokens": drawn.max_tokens},
+        "seed": config.generation.seed,
+        "engine_args": {name: value for name, value in sorted(args.items()) if name in engine.content_args},
+    }
+    whole = msgspec.json.encode([content, config.engine.kind, version, sorted(args.items(), key=str)])
+    return Settings(hashlib.sha256(whole).hexdigest()[:12], content, config.engine.kind, version, args)
+
+
+def read(data: Path) -> list[Settings]:
+    """All rows of a run's settings table."""
+    file = data / "settings.jsonl"
+    if not file.exists():
+        return []
+    return [msgspec.json.decode(line, type=Settings) for line in file.read_bytes().splitlines() if line.strip()]
+
+
+def guard(new: Settings, recorded: list[Settings]) -> None:
+    """Raises GuardError naming every difference from what the recorded rows were made with."""
+    for old in recorded:
+        differences = [
+            f"{name}: was {old.content.get(name)!r}, is {value!r}"
+            for name, value in new.content.items()
+            if old.content.get(name) != value
+        ]
+        if differences:
+            raise GuardError(
+                "this run folder holds records made with other settings:\n  " + "\n  ".join(differences),
+                fix="set them back, or begin a new run: another name in the config",
+            )
+
+
+def guard_template(template_sha256: str, recorded: list[Settings]) -> None:
+    """Raises GuardError where the model's chat template is another than the recorded rows were rendered with."""
+    for old in recorded:
+        if old.template_sha256 and template_sha256 and old.template_sha256 != template_sha256:
+            raise GuardError(
+                f"the chat template has changed: sha256 was {old.template_sha256[:12]}, is {template_sha256[:12]}",
+                fix="bring the old template back, or begin a new run: another name in the config",
+            )
+
+
+def complete(row: Settings, template_sha256: str, first_prompt: str) -> Settings:
+    """A row with what is known once a server has rendered its first prompt."""
+    return replace(row, template_sha256=template_sha256, first_prompt=first_prompt)
+
+
+def keep(data: Path, row: Settings) -> None:
+    """Appends a row, unless it stands there."""
+    if all(old.id != row.id for old in read(data)):
+        with (data / "settings.jsonl").open("ab") as out:
+            out.write(msgspec.json.encode(row) + b"\n")

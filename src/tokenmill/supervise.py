@@ -1,0 +1,303 @@
+"""One server's supervisor, through all its lives: feeds events into core/lifecycle and carries out what that decides.
+
+Whether a server is ready, hung or to be restarted is never decided here; what happens in a life is life.py's to see.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Coroutine
+
+from tokenmill import life
+from tokenmill.canary import Passed
+from tokenmill.core import capacity
+from tokenmill.core import server as core
+from tokenmill.core.lifecycle import step
+from tokenmill.core.server import SERVING, Failure, FailureKind, Server, State, Timing
+from tokenmill.core.status import ServerStatus
+from tokenmill.errors import BrokenError, GoneError, RequestError
+from tokenmill.events import Event, now
+from tokenmill.folder import ServerEntry
+from tokenmill.generate import Lane
+from tokenmill.launch import Place
+from tokenmill.life import LOOK_S, Job, Life
+from tokenmill.machine import ports, processes
+
+STOP_GRACE_S = 20.0
+"""SIGTERM to SIGKILL."""
+
+WEIGHTS_LOADED = 60.0
+"""Percent at which every engine's phase table says that the weights are in memory."""
+
+RATE_WINDOW_S = 60.0
+
+Work = Callable[[Life], Coroutine[None, None, None]]
+
+
+class Supervisor:
+    """`run` ends when the server has stopped or failed for good and its processes are gone.
+
+    `adopt` is a living process of an earlier tokenmill that was launched alike. `entry` is the process by which the
+    server can be found again, for state.json; `past_weights` is set once the next server need not wait for this one.
+    """
+
+    def __init__(self, job: Job, place: Place, where: ports.Ports, adopt: ServerEntry | None = None) -> None:
+        fleet = job.config.fleet
+        timing = Timing(
+            start_timeout=fleet.start_timeout,
+            stall_timeout=fleet.stall_timeout,
+            suspect_timeout=10 * fleet.stall_timeout,
+            canary_timeout=fleet.start_timeout,
+            restarts_per_hour=fleet.restarts_per_hour,
+        )
+        self.job = job
+        self.place = place
+        self.ports = where
+        self.entry = adopt
+        self.server = Server(place.index, timing, owned=not job.config.engine.addresses)
+        self.name = f"{job.node}/{place.index}" if job.node else str(place.index)
+        self.lane: Lane | None = None
+        self.grace_s = STOP_GRACE_S
+        self.past_weights = asyncio.Event()
+        self._inbox: asyncio.Queue[core.Event] = asyncio.Queue()
+        self._life: Life | None = None
+        self._living: asyncio.Task[None] | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._passed: Passed | None = None
+        self._answers = 0
+        self._rates: list[tuple[float, int]] = []
+        self._left_alive = False
+
+    def post(self, event: core.Event) -> None:
+        self._inbox.put_nowait(event)
+
+    def leave(self) -> None:
+        """Ends the supervision and leaves the server running, for the next tokenmill to adopt."""
+        self._left_alive = True
+        self.post(core.Tick())
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            ticker = tasks.create_task(self._tick())
+            try:
+                while not self._left_alive and not (self.server.state in core.FINAL and self.server.gone):
+                    self._apply(await self._inbox.get())
+            except asyncio.CancelledError:
+                self._kill_at_once()
+                raise
+            finally:
+                ticker.cancel()
+                self._withdraw()
+                self._end_life()
+
+    def _kill_at_once(self) -> None:
+        """The way out where nothing can be waited for: no server survives a tokenmill that ends by a bug."""
+        if self.entry is not None:
+            processes.signal_all(processes.members(self.entry.group, self.entry.nonce), signal.SIGKILL)
+
+    def status(self) -> ServerStatus:
+        lane, server = self.lane, self.server
+        return ServerStatus(
+            node=self.job.node,
+            index=self.place.index,
+            gpu=self.place.label,
+            port=self.entry.port if self.entry else self.ports.http,
+            pid=self.entry.process.pid if self.entry else None,
+            state=server.state.value,
+            phase=server.phase,
+            percent=round(server.percent, 1),
+            in_flight=lane.in_flight if lane else 0,
+            capacity=lane.capacity if lane else 0,
+            tokens_per_s=self._tokens_per_s(),
+            accept_length=lane.accept_length if lane else None,
+            restarts=server.restarts,
+            last_error=str(server.failure) if server.failure and server.state not in core.SERVING else "",
+        )
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self.lane is not None:
+                self._note_answers(self.lane)
+            self.post(core.Tick(busy=bool(self.lane and self.lane.in_flight)))
+
+    def _note_answers(self, lane: Lane) -> None:
+        if lane.answers != self._answers:
+            self._answers = lane.answers
+            self.post(core.Progress(strong=True))
+        moment = time.monotonic()
+        if not self._rates or moment - self._rates[-1][0] >= 1.0:
+            self._rates = [*(r for r in self._rates if moment - r[0] < RATE_WINDOW_S), (moment, lane.tokens)]
+        if self._life is not None and self._life.accept_length is not None:
+            lane.accept_length = self._life.accept_length
+
+    def _tokens_per_s(self) -> float:
+        if len(self._rates) < 2:
+            return 0.0
+        (start, first), (end, last) = self._rates[0], self._rates[-1]
+        return round((last - first) / (end - start), 1)
+
+    def _apply(self, event: core.Event) -> None:
+        before = self.server.state
+        self.server, actions = step(self.server, event, time.monotonic())
+        for action in actions:
+            self._do(action)
+        if self.server.percent >= WEIGHTS_LOADED or self.server.state not in (State.PENDING, State.STARTING):
+            self.past_weights.set()
+        if self.server.state is not before:
+            self._tell("state", f"{before} → {self.server.state}")
+            self.job.changed()
+
+    def _do(self, action: core.Action) -> None:
+        match action:
+            case core.Spawn(fresh_ports=fresh):
+                self._spawn(fresh)
+            case core.Watch():
+                self._watch()
+            case core.RunCanary():
+                self._in_life(self._run_canary)
+            case core.Admit():
+                self._admit()
+            case core.Withdraw():
+                self._withdraw()
+            case core.ProbeGeneration():
+                self._in_life(self._probe_generation)
+            case core.Kill():
+                self._end(0.0)
+            case core.Terminate():
+                self._end(self.grace_s)
+            case core.Tell(text, failure):
+                fix, lines = (failure.fix, failure.lines) if failure else ("", ())
+                self.job.tell(Event(now(), "server", text, self.name, "warn" if failure else "info", fix, lines))
+
+    def _tell(self, kind: str, text: str, level: str = "info") -> None:
+        self.job.tell(Event(now(), kind, text, self.name, level))
+
+    # -- lives -------------------------------------------------------------------------------------------------------
+    def _spawn(self, fresh_ports: bool) -> None:
+        if fresh_ports:
+            self.ports = ports.assign(self.ports.http + 1, 1)[0]
+        try:
+            spec, entry, process = life.spawn(self.job, self.place, self.ports)
+        except OSError as error:
+            cause = f"{error.filename or 'the engine'} cannot be started: {error.strerror}"
+            self.post(core.Failed(Failure(FailureKind.CONFIG, cause, "see engine.python and engine.command")))
+            return
+        self.entry = entry
+        self.job.changed()
+        self._tell("launch", f"started as pid {entry.process.pid} on port {entry.port}, GPU {entry.gpu}")
+        self._begin(Life(self.job, spec, entry, self.post, lambda: self.server.state, process))
+
+    def _watch(self) -> None:
+        nonce = self.entry.nonce if self.entry else ""
+        spec = life.spec_for(self.job, self.place, self.ports, nonce)
+        if self.entry is not None:
+            self._tell("adopt", f"adopts pid {self.entry.process.pid} on port {self.entry.port}")
+        self._begin(Life(self.job, spec, self.entry, self.post, lambda: self.server.state))
+
+    def _begin(self, new: Life) -> None:
+        assert self._tasks is not None
+        self._end_life()
+        self._life = new
+        self._living = self._tasks.create_task(new.run(), name=f"server {self.name}")
+
+    def _end_life(self) -> None:
+        if self._living is not None:
+            self._living.cancel()
+            self._living = None
+
+    def _in_life(self, work: Work) -> None:
+        if self._life is not None and self._living is not None:
+            self._life.do(work(self._life))
+
+    @property
+    def _capacity(self) -> int:
+        asked = self.job.config.generation.concurrency
+        info = self._life.info if self._life else None
+        sure = info is not None and not info.limited_by.startswith("an assumption")
+        return capacity.running(info.running if info else None, asked if isinstance(asked, int) else None, sure=sure)
+
+    async def _run_canary(self, now_living: Life) -> None:
+        result = await now_living.canary(self._capacity, self.server.timing.canary_timeout)
+        if isinstance(result, Failure):
+            self.post(core.Failed(result))
+            return
+        if result.warning:
+            self._tell("canary", result.warning, "warn")
+        self._passed = result
+        self.post(core.CanaryPassed())
+
+    async def _probe_generation(self, now_living: Life) -> None:
+        words = await now_living.probe_generation()
+        if not words:
+            self.post(core.ProbePassed())
+            return
+        failure = Failure(FailureKind.HANG, f"hangs: no answer, no token, and a small generation failed: {words}")
+        self.post(core.ProbeFailed(failure, now_living.burning))
+
+    # -- the pump ----------------------------------------------------------------------------------------------------
+    def _admit(self) -> None:
+        assert self._life is not None
+        assert self._passed is not None
+        self.lane = Lane(
+            name=self.name,
+            index=self.place.index,
+            engine=self.job.engine,
+            spec=self._life.spec,
+            client=self._life.client,
+            info=self._life.info,
+            reading=self._passed.reading,
+            capacity=self._capacity,
+            on_trouble=self._trouble,
+            accept_length=self._passed.accept_length,
+        )
+        self._answers, self._rates = 0, []
+        limit = self._life.info.limited_by
+        limited = f" (limited by {limit})" if limit else ""
+        self._tell("ready", f"ready for {self.lane.capacity} requests at once{limited}")
+        self.job.pump.open(self.lane)
+
+    def _withdraw(self) -> None:
+        self.job.pump.close(self.place.index)
+        self.lane = None
+        self._rates = []
+
+    def _trouble(self, error: RequestError) -> None:
+        """The pump met a failure that is the server's. Its exit may be on the way; else a closer look decides."""
+        if isinstance(error, BrokenError) and self.job.engine.lost(error.body):
+            lines = tuple(str(error).splitlines()[:2])
+            self.post(core.Failed(Failure(FailureKind.CRASH, "it says that its engine is dead", "", lines)))
+        elif not self.server.owned:
+            self.post(core.Failed(Failure(FailureKind.UNREACHABLE, str(error))))
+        else:
+            self._in_life(lambda now_living: self._look_closer(now_living, error))
+
+    async def _look_closer(self, now_living: Life, error: RequestError) -> None:
+        """Until a small generation comes back, or the server is found dead or idle."""
+        while self.server.state in SERVING:
+            await asyncio.sleep(1.0)
+            words = await now_living.probe_generation()
+            if not words:
+                if self.lane is not None:
+                    self.job.pump.resume(self.lane)
+                return
+            if not now_living.burning:
+                kind = FailureKind.CRASH if isinstance(error, GoneError | BrokenError) else FailureKind.HANG
+                self.post(core.Failed(Failure(kind, f"{error}; and a small generation failed: {words}")))
+                return
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+    def _end(self, grace_s: float) -> None:
+        assert self._tasks is not None
+        self._end_life()
+        self._tasks.create_task(self._end_group(self._life, grace_s))
+
+    async def _end_group(self, ended: Life | None, grace_s: float) -> None:
+        left = await ended.end(grace_s) if ended is not None else []
+        if left:
+            self._tell("leftover", f"cannot be ended: {', '.join(map(processes.describe, left))}", "error")
+        self.entry = None
+        self.job.changed()
+        self.post(core.Gone())

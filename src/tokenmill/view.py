@@ -1,0 +1,214 @@
+"""What a terminal shows of a run: a live table, or a line every 10 s where there is no terminal.
+
+A lost terminal never ends a run: a stream that cannot be written is dropped for good, and run.log holds it all anyway.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tokenmill.core.status import RunStatus, ServerStatus
+from tokenmill.events import Event
+
+LINE_EVERY_S = 10.0
+
+QUIET_KINDS = frozenset({"state"})
+"""Events that the table shows anyway."""
+
+_STATE_STYLE = {"ready": "green", "failed": "red", "quarantined": "red", "backoff": "yellow", "suspect": "yellow"}
+
+
+class SafeStream:
+    """A text stream that stops existing when it can no longer be written (closed terminal, broken pipe)."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost = False
+
+    def write(self, text: str) -> int:
+        if not self.lost:
+            try:
+                return self._stream.write(text)
+            except (OSError, ValueError):
+                self._lose()
+        return len(text)
+
+    def flush(self) -> None:
+        if not self.lost:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._lose()
+
+    def _lose(self) -> None:
+        """Also puts /dev/null under the descriptor: Python flushes its streams at exit and would report them broken."""
+        self.lost = True
+        try:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+        except (OSError, ValueError):
+            pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """A console on a stream that may go away; stderr by default, since stdout is for results."""
+    return Console(file=SafeStream(stream or sys.stderr), highlight=False, soft_wrap=False)  # type: ignore[arg-type]
+
+
+class View:
+    """Shows a run while it goes. `log` gets every line in plain text."""
+
+    def __init__(self, log: Path | None, out: Console | None = None) -> None:
+        self._out = out or console()
+        self._log = log
+        self._live: Live | None = None
+        self._shown_at = 0.0
+        self._last: RunStatus | None = None
+        self._detached = False
+
+    def __enter__(self) -> "View":
+        if self._out.is_terminal:
+            self._live = Live(console=self._out, auto_refresh=False, transient=False, vertical_overflow="crop")
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def detach(self) -> None:
+        """The terminal is gone: from now on only run.log."""
+        self._detached = True
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        stream = self._out.file
+        if isinstance(stream, SafeStream):
+            stream._lose()  # noqa: SLF001
+
+    def event(self, event: Event) -> None:
+        """A line for what happened, with its fix and the log's decisive lines below."""
+        if event.kind in QUIET_KINDS:
+            return
+        where = f"server {event.server}: " if event.server else ""
+        self.say(f"{where}{event.text}", event.level)
+        for line in event.lines:
+            self.say(f"    {line}", "dim")
+        if event.fix:
+            self.say(f"    fix: {event.fix}", "dim")
+
+    def say(self, text: str, level: str = "info") -> None:
+        self._write_log(text)
+        style = {"warn": "yellow", "error": "red", "dim": "dim"}.get(level, "")
+        if not self._detached:
+            self._out.print(Text(f"{time.strftime('%H:%M:%S')} {text}", style=style))
+
+    def show(self, status: RunStatus) -> None:
+        """The state of things: redraws the table, or writes a line if the last one is 10 s old."""
+        self._last = status
+        moment = time.monotonic()
+        if self._live is not None:
+            self._live.update(table(status, self._out.width), refresh=True)
+        if moment - self._shown_at >= LINE_EVERY_S:
+            self._shown_at = moment
+            self._write_log(line(status))
+            if self._live is None and not self._detached:
+                self._out.print(Text(f"{time.strftime('%H:%M:%S')} {line(status)}"))
+
+    def _write_log(self, text: str) -> None:
+        if self._log is None:
+            return
+        try:
+            with self._log.open("a", encoding="utf-8", errors="backslashreplace") as out:
+                out.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        except OSError:
+            pass  # the store says it if the disk is full
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as people say them: 42 s, 5 min, 3 h 20 min, 4 d 2 h."""
+    if seconds is None:
+        return "–"
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def line(status: RunStatus) -> str:
+    """The run in one line."""
+    counts = status.prompts
+    done = counts.total - counts.pending
+    ready = sum(server.state in ("ready", "suspect") for server in status.servers)
+    words = [
+        f"{status.state}: {done:,}/{counts.total:,} done",
+        f"{counts.rejected:,} rejected, {counts.failed:,} failed",
+        f"{status.tokens_per_s:,.0f} tok/s",
+        f"{ready}/{len(status.servers)} servers ready",
+    ]
+    if status.eta_s is not None:
+        words.append(f"{duration(status.eta_s)} to go")
+    return " · ".join(words)
+
+
+def table(status: RunStatus, width: int) -> RenderableType:
+    """The run as a table: counts and rates, a bar, a row per server."""
+    counts = status.prompts
+    done = counts.total - counts.pending
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        Text(status.run, style="bold"),
+        Text(status.state, style="cyan"),
+        f"{done:,} / {counts.total:,}",
+        f"{status.tokens_per_s:,.0f} tok/s",
+        f"slots {status.slots_busy:.0%} busy" if status.slots_busy is not None else "",
+        f"{duration(status.eta_s)} to go" if status.eta_s is not None else "",
+    )
+    labels = ", ".join(f"{name} {count:,}" for name, count in sorted(status.labels.items(), key=lambda kv: -kv[1])[:4])
+    verdicts = Text(f"accepted {counts.accepted:,} · rejected {counts.rejected:,} · failed {counts.failed:,}")
+    if labels:
+        verdicts.append(f" · {labels}", style="dim")
+    bar = ProgressBar(total=max(counts.total, 1), completed=done, width=min(width, 100))
+    return Group(head, bar, verdicts, servers(status.servers, width))
+
+
+def servers(rows: tuple[ServerStatus, ...], width: int) -> Table:
+    """A row per server; narrow terminals lose the right-most columns, never the state."""
+    grid = Table(box=None, padding=(0, 1), show_edge=False)
+    wide = width >= 110
+    for name in ("server", "state", "phase", "in flight", "tok/s", "restarts", "last problem"):
+        grid.add_column(
+            name, no_wrap=True, overflow="ellipsis", max_width=None if wide or name != "last problem" else 24
+        )
+    for row in rows:
+        where = f"{row.node}/{row.index}" if row.node else str(row.index)
+        card = "" if row.gpu in ("none", "") else f" (GPU {row.gpu})"
+        phase = f"{row.phase} {row.percent:.0f}%" if row.phase else ""
+        tokens = f"{row.tokens_per_s:,.0f}" if row.capacity else ""
+        accept = f" ×{row.accept_length:.2f}" if row.accept_length else ""
+        grid.add_row(
+            f"{where}{card}",
+            Text(row.state, style=_STATE_STYLE.get(row.state, "")),
+            phase,
+            f"{row.in_flight}/{row.capacity}" if row.capacity else "",
+            f"{tokens}{accept}",
+            str(row.restarts) if row.restarts else "",
+            row.last_error,
+        )
+    return grid
