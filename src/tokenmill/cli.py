@@ -178,9 +178,12 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Is this dataset worth training on? Exit code 5 where it is not."""
+    from tokenmill.config import load, rules_of
+    from tokenmill.folder import RunFolder
     from tokenmill.inspection import inspect as look
 
-    found = look(data)
+    config = RunFolder(data).config
+    found = look(data, rules_of(load(config)) if config.exists() else None)
     if as_json:
         _print_json(found)
     else:
@@ -348,11 +351,9 @@ def main() -> None:
 
 
 def _usage_or_bug(error: Exception) -> int:
-    import click
-
-    if isinstance(error, click.exceptions.Abort):
+    if isinstance(error, typer.Abort):
         return 130
-    if isinstance(error, click.ClickException):
+    if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's own, which typer carries a copy of
         error.show()
         return 2
     import traceback

@@ -5,6 +5,7 @@ The one exception is a pooled connection that the server had closed meanwhile: t
 a fresh connection, since nothing was asked of the server yet.
 """
 
+import asyncio
 import errno
 import time
 
@@ -41,7 +42,7 @@ class Client:
             connector=connector,
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=True,
+            timeout=aiohttp.ClientTimeout(total=None),
             trust_env=False,  # a proxy variable of the login shell must not catch loopback traffic
         )
 
@@ -71,9 +72,9 @@ class Client:
         self, session: aiohttp.ClientSession, method: str, path: str, body: bytes | None, timeout_s: float
     ) -> bytes:
         url = self._urls.get(path) or self._urls.setdefault(path, self._base.join(URL(path)))
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with session.request(method, url, data=body, timeout=timeout, allow_redirects=False) as response:
+            # aiohttp's own timeout costs four timers a request.
+            async with asyncio.timeout(timeout_s), session.request(method, url, data=body) as response:
                 answer = await response.read()
                 status = response.status
         except TimeoutError as error:

@@ -89,7 +89,7 @@ def _place(record: Record) -> tuple[int, int, int]:
 def _merged(data: Path) -> Iterator[Record]:
     starts: list[tuple[int, int, Callable[[], Iterator[Record]]]] = []
     for part in parts(data):
-        starts.append((_first_row(part), len(starts), partial(_part_records, part)))
+        starts.append((_first_row(part), len(starts), partial(part_records, part)))
     for journal in journals(data):
         order = _journal_order(journal)
         if order:
@@ -138,7 +138,8 @@ def _journal_records(journal: Path, order: list[tuple[tuple[int, int, int], int,
             yield _record.decode(plain(file.read(length)))
 
 
-def _part_records(part: Path) -> Iterator[Record]:
+def part_records(part: Path) -> Iterator[Record]:
+    """The records of a sealed file, in its order."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(part) as file:

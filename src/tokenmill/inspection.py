@@ -6,6 +6,7 @@ same rules as in a run; thinking is taken to be on where a row has a thought or 
 
 from array import array
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 from tokenmill import dataset, prompts
 from tokenmill.core import judge
 from tokenmill.core.judge import CLOSE, OPEN, Reading, Rules, Verdict
-from tokenmill.core.records import Completion
+from tokenmill.core.records import FAILURES, Completion, Record
 from tokenmill.engines.base import text_of_fields
 from tokenmill.errors import UsageError
 
@@ -47,7 +48,7 @@ class _Findings:
     rows: int = 0
     bad: int = 0
     labels: Counter[str] = field(default_factory=Counter)
-    sums: array[int] = field(default_factory=lambda: array("I"))
+    sums: "array[int]" = field(default_factory=lambda: array("I"))
     examples: list[dict[str, str]] = field(default_factory=list)
     shown: Counter[str] = field(default_factory=Counter)
 
@@ -56,7 +57,7 @@ class _Findings:
         if supervised is not None:
             self.sums.append(supervised)
         self.labels.update(labels)
-        bad = [label for label in labels if label in self.rules.reject]
+        bad = [label for label in labels if label in self.rules.reject or label in FAILURES]
         self.bad += bool(bad)
         if bad and self.shown[bad[0]] < EXAMPLES:
             self.shown[bad[0]] += 1
@@ -65,9 +66,11 @@ class _Findings:
 
 def inspect(path: Path, rules: Rules | None = None) -> Inspection:
     """Reads all rows once. Raises UsageError where there is nothing to read or no row has a known form."""
-    findings = _Findings(rules or Rules(reject=judge.BROKEN | {"bad_prompt"}))
+    findings = _Findings(rules or Rules())
     if (path / "state.json").exists():
-        _inspect_run(path, findings)
+        _inspect_records(dataset.records(path / "data"), findings)
+    elif ours := _own_parts(path):
+        _inspect_records((record for part in ours for record in dataset.part_records(part)), findings)
     else:
         for raw in prompts.rows(path):
             _inspect_row(raw.place, raw.data, findings)
@@ -76,9 +79,19 @@ def inspect(path: Path, rules: Rules | None = None) -> Inspection:
     return _conclude(findings)
 
 
-def _inspect_run(path: Path, findings: _Findings) -> None:
+def _own_parts(path: Path) -> list[Path]:
+    """The files of a Parquet export or of a run's data folder: they hold records, which say more than messages."""
+    if not any(file.suffix == ".parquet" for file in prompts.files(path)):
+        return []
+    import pyarrow.parquet as pq
+
+    wanted = {"key", "labels", "output_ids", "parts"}
+    return [file for file in prompts.files(path) if wanted <= set(pq.read_schema(file).names)]
+
+
+def _inspect_records(records: Iterable[Record], findings: _Findings) -> None:
     """A run's ended records: accepted, rejected and failed."""
-    for record in dataset.records(path / "data"):
+    for record in records:
         measured = (record.labels, record.reasoning_tokens, record.repetition, record.thinking)
         labels = judge.effective_labels(*measured, findings.rules)
         if judge.verdict(*measured, findings.rules) is Verdict.FAILED:
@@ -141,7 +154,7 @@ def _conclude(found: _Findings) -> Inspection:
     reasons = [
         f"{count:,} of {found.rows:,} rows ({count / found.rows:.1%}) are {label}"
         for label, count in found.labels.most_common()
-        if label in found.rules.reject
+        if label in found.rules.reject or label in FAILURES
     ]
     sums = np.array(found.sums, dtype=np.int64)
     if len(sums):

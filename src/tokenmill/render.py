@@ -27,6 +27,13 @@ RENDER_TIMEOUT_S = 60.0
 """For the two small requests with which a llama.cpp server renders: they queue behind nothing."""
 
 
+END_TEXTS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"),
+    *("<EOT>", "</s>", "<eos>", "<|return|>", "<|call|>", "<|eot|>", "<｜end▁of▁sentence｜>", "[EOS]", "<|user|>"),
+)
+"""What llama.cpp takes for the end of a generation where the vocabulary has it as one token (src/llama-vocab.cpp)."""
+
+
 class Renderer(ABC):
     """`template` is the chat template's text, empty while unknown; `first` the first rendered prompt."""
 
@@ -125,12 +132,13 @@ class ServerRenderer(Renderer):
 
     async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
         self.template = self.template or info.template
-        ends = await self._tokens(client, info.end_token, whole=False) if info.end_token else NULL
+        texts = dict.fromkeys((*END_TEXTS, info.end_token) if info.end_token else ())
+        ends = [ids for text in texts if _count(ids := await self._tokens(client, text, whole=False)) == 1]
         close = await self._tokens(client, CLOSE, whole=False)
         return Reading(
             thinking=self.thinking,
             opened=self.first.rstrip().endswith(OPEN),
-            end_ids=frozenset({bytes(ends)[1:-1]}) if _count(ends) == 1 else frozenset(),
+            end_ids=frozenset(bytes(ids)[1:-1] for ids in ends),
             close_id=bytes(close)[1:-1] if _count(close) == 1 else b"",
         )
 

@@ -202,12 +202,16 @@ def histogram(title: str, values: Sequence[int]) -> Histogram:
 
 def _examples(folder: RunFolder, rules: Rules) -> list[Example]:
     """The first few accepted and the first few other records."""
-    good: list[Record] = []
-    bad: list[Record] = []
+    good: list[Example] = []
+    bad: list[Example] = []
     for record in islice(dataset.records(folder.data), EXAMPLES_FROM):
         verdict = judge.verdict(record.labels, record.reasoning_tokens, record.repetition, record.thinking, rules)
-        (good if verdict is Verdict.ACCEPTED else bad).append(record)
-    return [_example(record) for record in (*bad[:EXAMPLES], *good[:EXAMPLES])]
+        chosen = good if verdict is Verdict.ACCEPTED else bad
+        if len(chosen) < EXAMPLES:
+            chosen.append(_example(record))
+        if len(good) == len(bad) == EXAMPLES:
+            break
+    return [*bad, *good]
 
 
 def _percent(part: int, whole: int) -> str:

@@ -1,0 +1,159 @@
+"""What a scripted server does and says, as flags: latencies, answers, and faults that real engines can't be told."""
+
+import argparse
+import hashlib
+import math
+import random
+from dataclasses import dataclass, fields
+from typing import Any
+
+END_ID = 256
+"""Token ids are the bytes of the text; this one ends an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A share is between 0 and 1; 0 or an empty text switches a fault off; `…_after` counts generations."""
+
+    port: int = 0
+    model: str = "fake"
+    nonce: str = ""
+    slots: int = 16
+    context: int = 32768
+    latency_ms: float = 0.0
+    sigma: float = 0.0
+    tokens: int = 60
+    seed: int = 0
+    speed: float = 1.0
+    # -- answers
+    mode: str = "inline"  # inline | reasoning_content | reasoning | all_in_reasoning
+    ignore_thinking: bool = False
+    empty_reasoning: float = 0.0
+    bad: float = 0.0
+    bad_latency_ms: float = 0.0
+    text: str = ""
+    finish: str = "stop"
+    no_ids: bool = False
+    # -- start
+    start_delay_s: float = 0.0
+    log: str = ""
+    exit_code: int = 0
+    exit_at_start: bool = False
+    warm_s: float = 0.0
+    child: bool = False
+    # -- faults
+    refuse: str = ""
+    too_long: int = 0
+    busy: float = 0.0
+    error_after: int = -1
+    error_text: str = "EngineDeadError: the engine core died"
+    then_close: bool = False
+    hang_after: int = -1
+    exit_after: int = -1
+    die_on_empty: bool = False
+    lose: float = 0.0
+    close_idle_s: float = 75.0
+    requests: str = ""
+
+    def is_bad(self, prompt: str) -> bool:
+        """Whether this prompt is one of the bad ones: by its hash, so that a repeated run agrees."""
+        return _share(prompt, "bad") < self.bad
+
+    def thought(self, prompt: str) -> str:
+        if self.is_bad(prompt) or (not is_canary(prompt) and _share(prompt, "empty") < self.empty_reasoning):
+            return ""
+        return f"The prompt {fingerprint(prompt)} asks for something, so I think it over and look at it from all sides."
+
+    def answer(self, prompt: str) -> str:
+        """Text that says which prompt it answers, so that a test sees an answer on the wrong row."""
+        if self.text and not is_canary(prompt):
+            return self.text
+        words = random.Random(prompt).choices(_WORDS, k=max(4, self.tokens))
+        return f"ANSWER {fingerprint(prompt)} {' '.join(words)}."
+
+    def latency_s(self, prompt: str, rng: random.Random) -> float:
+        mean = self.bad_latency_ms if self.is_bad(prompt) and self.bad_latency_ms else self.latency_ms
+        if mean <= 0:
+            return 0.0
+        if self.sigma <= 0:
+            return mean / 1000 / self.speed
+        return rng.lognormvariate(math.log(mean / 1000) - self.sigma**2 / 2, self.sigma) / self.speed
+
+
+def fingerprint(prompt: str) -> str:
+    """Eight hex digits that stand for a prompt."""
+    return hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+def _share(prompt: str, salt: str) -> float:
+    digest = hashlib.sha256(f"{salt}\0{prompt}".encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def is_canary(prompt: str) -> bool:
+    """Whether it is one of tokenmill's own prompts: faults of answers begin with the user's."""
+    from tokenmill.canary import prompts
+
+    return any(prompt.encode() in bytes(messages) for messages in prompts())
+
+
+_WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "that",
+    "for",
+    "it",
+    "as",
+    "with",
+    "be",
+    "by",
+    "on",
+    "are",
+    "this",
+    "from",
+    "which",
+    "at",
+    "or",
+    "we",
+    "can",
+    "have",
+    "not",
+    "an",
+    "if",
+    "function",
+    "value",
+    "matrix",
+    "gradient",
+    "naïve",
+    "über",
+    "模型",
+    "推理",
+    "🙂",
+    "therefore",
+    "however",
+    "because",
+    "stone",
+    "river",
+    "window",
+    "letter",
+    "garden",
+    "seven",
+    "under",
+]
+
+
+def parse(argv: list[str]) -> Script:
+    """The command line as a script; unknown flags end the process with exit code 2."""
+    parser = argparse.ArgumentParser(prog="tokenmill.testing.server", allow_abbrev=False)
+    for field in fields(Script):
+        flag = f"--{field.name.replace('_', '-')}"
+        if field.type is bool or field.type == "bool":
+            parser.add_argument(flag, action="store_true")
+        else:
+            kind: Any = type(field.default)
+            parser.add_argument(flag, type=kind, default=field.default)
+    return Script(**vars(parser.parse_args(argv)))

@@ -1,0 +1,229 @@
+"""A scripted server: python -m tokenmill.testing.server --port N [faults]. Speaks the chat dialect and SGLang's own.
+
+It stands in for a real engine only where that cannot be told to misbehave. What it does is in script.py.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from tokenmill.testing.script import END_ID, Script, parse
+
+
+class Server:
+    """One scripted server. `generations` counts requests to generate, `running` those that are not answered yet."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.generations = 0
+        self.running = 0
+        self.tokens = 0
+        self._rng = random.Random(script.seed)
+        self._began = time.monotonic()
+        self._broken = False
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=1 << 30)
+        app.add_routes(
+            [
+                web.get("/health", self.health),
+                web.get("/health_generate", self.health),
+                web.get("/v1/models", self.models),
+                web.get("/model_info", self.model_info),
+                web.get("/server_info", self.server_info),
+                web.get("/metrics", self.metrics),
+                web.post("/v1/chat/completions", self.chat),
+                web.post("/generate", self.generate),
+                web.post("/abort_request", self.abort),
+            ]
+        )
+        return app
+
+    @property
+    def _warm(self) -> bool:
+        return time.monotonic() - self._began >= self.script.warm_s
+
+    # -- pages -------------------------------------------------------------------------------------------------------
+    async def health(self, request: web.Request) -> web.Response:
+        return web.Response(status=200 if self._warm else 503)
+
+    async def models(self, request: web.Request) -> web.Response:
+        names = [self.script.model, *([self.script.nonce] if self.script.nonce else [])]
+        return web.json_response({"data": [{"id": name, "max_model_len": self.script.context} for name in names]})
+
+    async def model_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"model_path": self.script.model, "weight_version": self.script.nonce})
+
+    async def server_info(self, request: web.Request) -> web.Response:
+        state = {"effective_max_running_requests_per_dp": self.script.slots}
+        return web.json_response(
+            {"version": "0.5.11", "context_length": self.script.context, "internal_states": [state]}
+        )
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        lines = [
+            "# TYPE fake:running gauge",
+            f"fake:running {self.running}",
+            "# TYPE fake:tokens counter",
+            f"fake:tokens_total {self.tokens}",
+            "# TYPE sglang:num_running_reqs gauge",
+            f"sglang:num_running_reqs {self.running}",
+            "# TYPE sglang:generation_tokens counter",
+            f"sglang:generation_tokens_total {self.tokens}",
+        ]
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async def abort(self, request: web.Request) -> web.Response:
+        self._note({"abort": (await request.json()).get("rid")})
+        return web.Response()
+
+    # -- generations -------------------------------------------------------------------------------------------------
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        prompt = str(body["messages"][-1].get("content") or "") if body.get("messages") else ""
+        switch = (body.get("chat_template_kwargs") or {}).get("enable_thinking", False)
+        return await self._work(
+            request, body, prompt, bool(switch) and not self.script.ignore_thinking, self._chat_reply
+        )
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        prompt = " ".join(map(str, body.get("input_ids") or [body.get("text", "")]))
+        return await self._work(request, body, prompt, True, self._generate_reply)
+
+    async def _work(
+        self, request: web.Request, body: Any, prompt: str, thinking: bool, reply: Any
+    ) -> web.StreamResponse:
+        """One generation, or the fault that the script has for it."""
+        script = self.script
+        name = str(body.get("rid") or body.get("request_id") or "")
+        self._note(
+            {"begin": name, "prompt": prompt[:200], "t": time.monotonic(), "body": body if script.requests else {}}
+        )
+        self.generations += 1
+        self.running += 1
+        try:
+            fault = await self._fault(request, prompt)
+            if fault is not None:
+                return fault
+            await asyncio.sleep(script.latency_s(prompt, self._rng))
+            if 0 <= script.exit_after < self.generations:
+                os.kill(os.getpid(), signal.SIGKILL)
+            text = _text(script, prompt, thinking)
+            self.tokens += len(text.encode("utf-8", "surrogatepass"))
+            return web.json_response(reply(script, prompt, thinking), dumps=_dumps)
+        finally:
+            self.running -= 1
+            self._note({"end": name, "t": time.monotonic()})
+
+    async def _fault(self, request: web.Request, prompt: str) -> web.StreamResponse | None:
+        script = self.script
+        if not prompt.strip() and script.die_on_empty:
+            os._exit(1)
+        if script.too_long and len(prompt) > script.too_long:
+            message = f"This model's maximum context length is {script.too_long} tokens."
+            return web.json_response({"error": {"message": message}}, status=400)
+        if script.refuse:
+            return web.json_response({"error": {"message": script.refuse}}, status=400)
+        if self._rng.random() < script.busy:
+            return web.json_response({"error": {"message": "The request queue is full."}}, status=503)
+        if self._broken or 0 <= script.error_after < self.generations:
+            self._broken = True
+            if script.then_close and request.transport is not None:
+                asyncio.get_running_loop().call_later(0.05, os._exit, 1)
+            return web.json_response({"error": {"message": script.error_text}}, status=500)
+        if 0 <= script.hang_after < self.generations or self._rng.random() < script.lose:
+            await asyncio.sleep(86400)
+        return None
+
+    @staticmethod
+    def _chat_reply(script: Script, prompt: str, thinking: bool) -> Any:
+        text, thought, answer = _text(script, prompt, thinking), script.thought(prompt), script.answer(prompt)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if thinking and script.mode in ("reasoning_content", "reasoning"):
+            message |= {"content": answer, script.mode: thought or None}
+        if thinking and script.mode == "all_in_reasoning":
+            message |= {"content": None, "reasoning_content": f"{thought} {answer}"}
+        ids = _ids(text, script.finish)
+        usage = {"prompt_tokens": len(prompt.encode("utf-8", "surrogatepass")), "completion_tokens": len(ids)}
+        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": script.finish}
+        top: dict[str, Any] = {"choices": [choice], "usage": usage}
+        if not script.no_ids and script.mode == "inline":
+            choice["token_ids"] = ids
+            top["prompt_token_ids"] = list(prompt.encode("utf-8", "surrogatepass"))
+        return top
+
+    @staticmethod
+    def _generate_reply(script: Script, prompt: str, thinking: bool) -> Any:
+        text = _text(script, prompt, thinking)
+        ids = _ids(text, script.finish)
+        meta = {"finish_reason": {"type": script.finish}, "prompt_tokens": 1, "completion_tokens": len(ids)}
+        return {"text": text, "output_ids": ids, "meta_info": meta}
+
+    def _note(self, entry: dict[str, Any]) -> None:
+        """One line per event into the file that a test reads."""
+        if self.script.requests:
+            with Path(self.script.requests).open("a", encoding="utf-8") as out:
+                out.write(json.dumps({"port": self.script.port, **entry}) + "\n")
+
+
+def _text(script: Script, prompt: str, thinking: bool) -> str:
+    answer = script.answer(prompt)
+    if not thinking:
+        return answer
+    thought = script.thought(prompt)
+    return f"<think>\n{thought}\n</think>\n\n{answer}" if thought else f"<think>\n\n</think>\n\n{answer}"
+
+
+def _ids(text: str, finish: str) -> list[int]:
+    ids = list(text.encode("utf-8", "surrogatepass"))
+    return [*ids, END_ID] if finish == "stop" else ids
+
+
+def _dumps(value: Any) -> str:
+    """Half surrogate pairs go out escaped, as some servers send them."""
+    return json.dumps(value, ensure_ascii=True)
+
+
+async def serve(script: Script) -> None:
+    """Runs until SIGTERM. Refuses a port that is taken, as engines do."""
+    runner = web.AppRunner(Server(script).app(), access_log=None, keepalive_timeout=script.close_idle_s)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", script.port, reuse_address=True, backlog=4096).start()
+    except OSError as error:
+        sys.stderr.write(f"[Errno {error.errno}] error while attempting to bind on address: address already in use\n")
+        sys.exit(1)
+    sys.stderr.write(f"Uvicorn running on http://127.0.0.1:{script.port}\n")
+    sys.stderr.flush()
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await stop.wait()
+    await runner.cleanup()
+
+
+def main(argv: list[str]) -> int:
+    script = parse(argv)
+    for line in script.log.split("|") if script.log else ():
+        sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+    if script.child:
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    time.sleep(script.start_delay_s)
+    if script.exit_at_start:
+        return script.exit_code
+    asyncio.run(serve(script))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
