@@ -133,6 +133,7 @@ class Fleet(Section):
     start_timeout: Seconds = 1200.0
     stall_timeout: Seconds = 90.0
     restarts_per_hour: NonNegativeInt = 5
+    backoff: Seconds = 5.0
     give_up: Seconds = 7200.0
     min_ready: PositiveInt = 1
     drain: Literal["auto"] | Seconds = "auto"

@@ -129,6 +129,10 @@ async def _run(
     await asyncio.to_thread(report.write, folder, accounts.rules, total, str(trouble or ""))
     if trouble is not None:
         raise trouble
+    counts = accounts.ledger.counts()
+    log.say(
+        "run", f"{progress.state}: {counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
+    )
     return DONE if finished else INTERRUPTED
 
 

@@ -49,6 +49,7 @@ class Supervisor:
             suspect_timeout=10 * fleet.stall_timeout,
             canary_timeout=fleet.start_timeout,
             restarts_per_hour=fleet.restarts_per_hour,
+            backoff=fleet.backoff,
         )
         self.job = job
         self.place = place

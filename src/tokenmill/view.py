@@ -114,7 +114,7 @@ class View:
         self._write_log(text)
         style = {"warn": "yellow", "error": "red", "dim": "dim"}.get(level, "")
         if not self._detached:
-            self._out.print(Text(f"{time.strftime('%H:%M:%S')} {text}", style=style))
+            self._print(text, style)
 
     def show(self, status: RunStatus) -> None:
         """The state of things: redraws the table, or writes a line if the last one is 10 s old."""
@@ -126,7 +126,12 @@ class View:
             self._shown_at = moment
             self._write_log(line(status))
             if self._live is None and not self._detached:
-                self._out.print(Text(f"{time.strftime('%H:%M:%S')} {line(status)}"))
+                self._print(line(status))
+
+    def _print(self, text: str, style: str = "") -> None:
+        # A pipe has no width: whoever reads it wants whole lines.
+        whole = not self._out.is_terminal
+        self._out.print(Text(f"{time.strftime('%H:%M:%S')} {text}", style=style), soft_wrap=whole)
 
     def _write_log(self, text: str) -> None:
         if self._log is None:

@@ -9,7 +9,6 @@ with work in flight after it.
 from dataclasses import replace
 
 from tokenmill.core.server import (
-    BACKOFF_FIRST,
     FINAL,
     LIVE,
     SERVING,
@@ -47,7 +46,7 @@ from tokenmill.errors import TokenmillError
 
 Step = tuple[Server, tuple[Action, ...]]
 
-BACKOFF_LAST = 300.0  # seconds: a server that comes back after an outage waits 5 minutes at most
+BACKOFF_MOST = 60.0  # times the first: a server that comes back after an outage waits 5 minutes at most
 GOOD_WHILE = 1800.0  # 30 good minutes reset the back-off
 QUARANTINE = 3600.0  # seconds until a server that failed too often is tried again
 HOUR = 3600.0
@@ -165,11 +164,12 @@ def _gone(server: Server, now: float) -> Step:
 def _fail(server: Server, failure: Failure, now: float) -> Step:
     """A life has ended: withdraw, kill, then decide when and whether to start again."""
     good = server.state in SERVING and now - server.since >= GOOD_WHILE
-    backoff = BACKOFF_FIRST if good else server.backoff
+    first = server.timing.backoff
+    backoff = first if good else server.next_backoff or first
     server = replace(server, failure=failure)
     actions: tuple[Action, ...] = (Withdraw(), Kill()) if server.owned else (Withdraw(),)
     if not server.owned and failure.kind is not FailureKind.WRONG_MODE:
-        server = replace(_enter(server, State.BACKOFF, now), retry_at=now + BACKOFF_FIRST, gone=True)
+        server = replace(_enter(server, State.BACKOFF, now), retry_at=now + first, gone=True)
         return server, (*actions, Tell(f"set aside: {failure}", failure))
     out_of_memory = server.memory_failures + (failure.kind is FailureKind.MEMORY)
     if failure.kind in (FailureKind.CONFIG, FailureKind.WRONG_MODE) or out_of_memory > 1:
@@ -186,7 +186,8 @@ def _fail(server: Server, failure: Failure, now: float) -> Step:
             Tell(f"failed {len(charged)} times in an hour; tried again in 1 h: {failure}", failure),
         )
     wait = 0.0 if failure.kind is FailureKind.PORT else backoff
-    server = replace(_enter(server, State.BACKOFF, now), retry_at=now + wait, backoff=min(backoff * 2, BACKOFF_LAST))
+    doubled = min(backoff * 2, first * BACKOFF_MOST)
+    server = replace(_enter(server, State.BACKOFF, now), retry_at=now + wait, next_backoff=doubled)
     return server, (*actions, Tell(f"{failure}; started again in {wait:.0f} s", failure))
 
 

@@ -64,11 +64,8 @@ class Timing:
     stall_timeout: float = 90.0
     suspect_timeout: float = 900.0  # ten stall timeouts: kernels compiled for minutes at most; seen: 107 s
     canary_timeout: float = 1200.0
-    stop_timeout: float = 60.0
     restarts_per_hour: int = 5
-
-
-BACKOFF_FIRST = 5.0  # seconds before the first restart; doubles from there
+    backoff: float = 5.0  # before the first restart; doubles from there to sixty times as much, 5 minutes
 
 
 # -- events ----------------------------------------------------------------------------------------------------------
@@ -234,7 +231,7 @@ class Server:
     progress_at: float = 0.0
     life: int = 0
     charged: tuple[float, ...] = ()
-    backoff: float = BACKOFF_FIRST
+    next_backoff: float = 0.0
     retry_at: float = 0.0
     gone: bool = True
     memory_failures: int = 0

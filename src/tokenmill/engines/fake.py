@@ -8,7 +8,18 @@ from collections.abc import Sequence
 
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines import chat
-from tokenmill.engines.base import Launch, Load, Phase, Probes, Request, ServerInfo, Spec, flags, match_rules
+from tokenmill.engines.base import (
+    COMMON_RULES,
+    Launch,
+    Load,
+    Phase,
+    Probes,
+    Request,
+    ServerInfo,
+    Spec,
+    flags,
+    match_rules,
+)
 from tokenmill.engines.metrics import values
 from tokenmill.engines.openai import OpenAI
 from tokenmill.engines.vllm import VLLM
@@ -56,4 +67,4 @@ class Fake(OpenAI):
         return None
 
 
-_RULES = ((r"out of memory", FailureKind.MEMORY, "out of memory, as scripted", ""),)
+_RULES = ((r"out of memory", FailureKind.MEMORY, "out of memory, as scripted", ""), *COMMON_RULES)

@@ -1,0 +1,75 @@
+"""What all tests share: the long forms' switch, free ports, a run folder's records, and a scripted fleet's config."""
+
+import json
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness import Case
+
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the long forms, too (minutes)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if "long" in item.keywords and not config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="a long form: make full"))
+        for name in ("vllm", "gpu"):
+            if name in item.keywords and name not in (config.getoption("-m") or ""):
+                item.add_marker(pytest.mark.skip(reason=f"needs a real engine that CI has not: pytest -m {name}"))
+
+
+_next_port = 20000 + random.SystemRandom().randrange(0, 8000, 20)
+
+
+@pytest.fixture
+def port() -> int:
+    """A first HTTP port with room behind it, free now: below the kernel's own range, so that nobody else takes it."""
+    global _next_port
+    while True:
+        _next_port += 20
+        if _next_port > 30000:
+            _next_port = 20000
+        if all(_is_free(number) for number in range(_next_port, _next_port + 8)):
+            return _next_port
+
+
+def _is_free(number: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", number))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.fixture
+def prompt_file(tmp_path: Path) -> Path:
+    """40 prompts with ids p0 … p39."""
+    path = tmp_path / "prompts.jsonl"
+    write_prompts(path, 40)
+    return path
+
+
+def write_prompts(path: Path, count: int, start: int = 0) -> None:
+    with path.open("a") as out:
+        for number in range(start, start + count):
+            out.write(
+                json.dumps({"id": f"p{number}", "prompt": f"Question number {number}: what is {number} + 1?"}) + "\n"
+            )
+
+
+@pytest.fixture
+def case(tmp_path: Path, port: int) -> Iterator[Case]:
+    """A scripted fleet over 40 prompts; whatever it leaves behind is ended."""
+    write_prompts(tmp_path / "prompts.jsonl", 40)
+    made = Case(tmp_path, port)
+    yield made
+    made.cleanup()

@@ -1,0 +1,167 @@
+"""Runs of the real command on scripted or real servers, and what must hold of a run folder afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from tokenmill import dataset
+from tokenmill.core.records import Record
+from tokenmill.folder import RunFolder
+from tokenmill.machine import processes
+from tokenmill.testing.script import fingerprint
+
+DEADLINE_S = 50.0
+"""For one command; every limit inside it is set far shorter."""
+
+
+@dataclass
+class Case:
+    """One config in a folder of its own, and the commands on it. `settings` are nested as the config is."""
+
+    folder: Path
+    port: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    prompts: str = "prompts.jsonl"
+
+    @property
+    def run_path(self) -> Path:
+        return self.folder / "runs" / "case"
+
+    @property
+    def run_folder(self) -> RunFolder:
+        return RunFolder(self.run_path)
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "case.toml"
+
+    def write(self, **overrides: Any) -> Path:
+        """The config: a scripted fleet of two unless the settings say otherwise, with short limits."""
+        base: dict[str, Any] = {
+            "name": "case",
+            "engine": {"kind": "fake", "args": {"slots": 4}},
+            "fleet": {
+                "gpus": "none",
+                "servers": 2,
+                "port": self.port,
+                "stagger": "off",
+                "start_timeout": "30s",
+                "backoff": "200ms",
+            },
+            "prompts": {"path": self.prompts},
+            "generation": {"max_tokens": 400},
+            "gate": {"cohort": 20},
+        }
+        data = _merge(_merge(base, self.settings), overrides)
+        if data["engine"].get("addresses"):
+            data["fleet"].pop("servers", None)
+        self.config.write_text(tomli_w.dumps(data))
+        return self.config
+
+    def start(self, *words: str, env: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
+        """`tokenmill run` on the config, with its output in `output()`."""
+        if not self.config.exists():
+            self.write()
+        return self.command("run", str(self.config), *words, env=env)
+
+    def command(self, *words: str, env: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
+        out = (self.folder / "output.txt").open("a")
+        with out:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tokenmill", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                text=True,
+            )
+
+    def run(self, *words: str, env: Mapping[str, str] | None = None, timeout_s: float = DEADLINE_S) -> int:
+        """Runs to the end and returns the exit code; a run that takes too long is killed and fails the test."""
+        return self.wait(self.start(*words, env=env), timeout_s)
+
+    def wait(self, process: "subprocess.Popen[str]", timeout_s: float = DEADLINE_S) -> int:
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"still running after {timeout_s} s:\n{self.output()}") from None
+
+    def output(self) -> str:
+        path = self.folder / "output.txt"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def records(self) -> list[Record]:
+        return list(dataset.records(self.run_path / "data"))
+
+    def done(self) -> int:
+        """Rows in the store so far, by a glance."""
+        data = self.run_path / "data"
+        return sum(path.read_bytes().count(b"\n") for path in data.glob("journal-*.jsonl")) if data.exists() else 0
+
+    def until_done(self, rows: int, process: "subprocess.Popen[str]", timeout_s: float = DEADLINE_S) -> None:
+        """Waits until so many rows are stored (or sealed), or the process has ended."""
+        deadline = time.monotonic() + timeout_s
+        while self.done() < rows and process.poll() is None and not list((self.run_path / "data").glob("part-*")):
+            assert time.monotonic() < deadline, self.output()
+            time.sleep(0.02)
+
+    def server_pids(self) -> dict[int, int]:
+        """The main process of each server, by index."""
+        return {entry.index: entry.process.pid for entry in self.run_folder.state().servers}
+
+    def cleanup(self) -> None:
+        """Ends whatever this case's runs left behind, by the marks that only its servers carry."""
+        owner = self.run_folder.owner()
+        if owner is not None:
+            os.kill(owner.process.pid, signal.SIGKILL)
+        for entry in self.run_folder.state().servers:
+            processes.signal_all(processes.members(-1, entry.nonce), signal.SIGKILL)
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = _merge(old, value) if both and key != "args" else value  # type: ignore[arg-type]
+    return merged
+
+
+def assert_whole(case: Case, keys: set[str], *, samples: int = 1) -> None:
+    """Every id once, nothing else; each answer on the row that asked; no torn line."""
+    records = case.records()
+    seen = Counter((record.key, record.sample) for record in records)
+    wanted = {(key, sample) for key in keys for sample in range(samples)}
+    assert {entry for entry, count in seen.items() if count > 1} == set()
+    assert set(seen) == wanted
+    for record in records:
+        if "ANSWER" in record.text:
+            assert fingerprint(last_turn(record)) in record.answer, f"{record.key} holds another row's answer"
+
+
+def last_turn(record: Record) -> str:
+    return str(json.loads(bytes(record.messages))[-1]["content"])
+
+
+def requests(path: Path) -> list[dict[str, Any]]:
+    """What the scripted servers noted: begins, ends, aborts."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def answered_prompts(path: Path) -> Counter[str]:
+    """How often each prompt was begun on a server, canaries left out."""
+    return Counter(
+        entry["prompt"] for entry in requests(path) if "begin" in entry and entry["prompt"].startswith("Question")
+    )
