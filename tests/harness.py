@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import tomli_w
 
 from tokenmill import dataset
 from tokenmill.core.records import Record
+from tokenmill.engines.base import flags as engine_flags
 from tokenmill.folder import RunFolder
 from tokenmill.machine import processes
 from tokenmill.testing.script import fingerprint
@@ -165,3 +168,34 @@ def answered_prompts(path: Path) -> Counter[str]:
     return Counter(
         entry["prompt"] for entry in requests(path) if "begin" in entry and entry["prompt"].startswith("Question")
     )
+
+
+@contextmanager
+def scripted_server(port: int, **flags: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    """A scripted server that belongs to nobody's run, for the scope; flags as in testing/script.py."""
+    words = engine_flags({name.replace("_", "-"): value for name, value in flags.items()})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tokenmill.testing.server", "--port", str(port), *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for_port(port)
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def wait_for_port(port: int, timeout_s: float = 10.0) -> None:
+    """Returns once somebody accepts connections there."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1.0).close()
+        except OSError:
+            assert time.monotonic() < deadline, f"nobody listens on port {port}"
+            time.sleep(0.02)
+        else:
+            return

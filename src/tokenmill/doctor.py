@@ -57,7 +57,8 @@ class Context:
 
     @cached_property
     def package(self) -> Package:
-        return packages.read(python_of(self.config), self.engine.package, self.engine.flag_sources)
+        engine = self.config.engine
+        return packages.read(python_of(self.config), self.engine.package, self.engine.flag_sources, engine.env)
 
     @cached_property
     def gpus(self) -> list[Gpu]:

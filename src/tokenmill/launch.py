@@ -14,6 +14,7 @@ from tokenmill.config import Config
 from tokenmill.core.capacity import servers_for
 from tokenmill.engines.base import Engine, Launch, Spec, normal
 from tokenmill.errors import PreflightError
+from tokenmill.machine import packages
 from tokenmill.machine.gpus import Gpu
 from tokenmill.machine.ports import Ports
 
@@ -41,6 +42,13 @@ class Place:
 def python_of(config: Config) -> str:
     """The engine's interpreter: its own environment's, or ours."""
     return config.engine.python or sys.executable
+
+
+def engine_version(config: Config, engine: Engine) -> str:
+    """What is installed in the engine's environment; empty for engines that are no package, or not there."""
+    if not engine.package or config.engine.command:
+        return ""
+    return packages.read(python_of(config), engine.package, env=config.engine.env).version
 
 
 def places(config: Config, gpus: Sequence[Gpu] | None) -> list[Place]:

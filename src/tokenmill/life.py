@@ -53,7 +53,7 @@ VERIFY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all servers of a node have in common."""
+    """What all servers of a node have in common. `most_in_flight` is what open files allow each of them."""
 
     node: str
     config: Config
@@ -66,6 +66,7 @@ class Job:
     sampling: Sampling
     pump: Pump
     api_key: str
+    most_in_flight: int
     tell: Callable[[Event], None]
     changed: Callable[[], None]
 

@@ -25,11 +25,20 @@ from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Orders, Pump
 from tokenmill.launch import Place
 from tokenmill.life import VERIFY_S, Job, spec_for
-from tokenmill.machine import gpus, packages, ports, processes
+from tokenmill.machine import gpus, ports, processes
 from tokenmill.render import Renderer, renderer_for
 from tokenmill.settings import sampling
 from tokenmill.stage import stage
 from tokenmill.supervise import STOP_GRACE_S, Supervisor
+
+OPEN_FILES = 65536
+"""The limit we ask for: 16 servers with 256 requests each, many times over."""
+
+OWN_FILES = 40
+"""Files that a run has open for itself: logs, journal, lock, pidfds, probes."""
+
+USUAL_IN_FLIGHT = 128
+"""Few engines run more requests than this at once; below it a limit is worth a word."""
 
 RESULTS_WAIT_S = 1.0
 WATCH_S = 0.25
@@ -69,9 +78,7 @@ class LocalNode:
         engine: Engine = plugins.load("engines", config.engine.kind)()
         model = await asyncio.to_thread(stage, config, lambda text: self._say("stage", text))
         python = launch.python_of(config)
-        package = (
-            await asyncio.to_thread(packages.read, python, engine.package) if engine.package else packages.Package("")
-        )
+        version = await asyncio.to_thread(launch.engine_version, config, engine)
         self._renderer = await asyncio.to_thread(renderer_for, engine, model, config.generation.thinking)
         uses_gpus = config.fleet.gpus != "none" and not config.engine.addresses
         cards = gpus.choose(gpus.read(), config.fleet.gpus) if uses_gpus else None
@@ -87,6 +94,7 @@ class LocalNode:
             timeout_s=None if generation.timeout == "auto" else generation.timeout,
         )
         self.pump = Pump(orders, self._renderer.render, self._deliver)
+        places = launch.places(config, cards)
         key = os.environ.get(config.engine.api_key_env, "") if config.engine.api_key_env else ""
         job = Job(
             node=self.name,
@@ -95,18 +103,28 @@ class LocalNode:
             engine=engine,
             model=model,
             python=python,
-            version=package.version,
+            version=version,
             renderer=self._renderer,
             sampling=drawn,
             pump=self.pump,
             api_key=key,
+            most_in_flight=self._most_in_flight(len(places)),
             tell=self._tell,
             changed=self._write_state,
         )
-        places = launch.places(config, cards)
         adopted = await self._adoptable(job, places)
         for place, where in zip(places, self._ports(places, adopted), strict=True):
             self.supervisors.append(Supervisor(job, place, where, adopted.get(place.index)))
+
+    def _most_in_flight(self, servers: int) -> int:
+        """What open files allow each server: a request in flight is a connection."""
+        allowed = processes.raise_open_files(OPEN_FILES)
+        most = max(1, (allowed - OWN_FILES) // servers)
+        asked = self.config.generation.concurrency
+        if most < (asked if isinstance(asked, int) else USUAL_IN_FLIGHT):
+            words = f"only {allowed} files may be open: at most {most} requests in flight at each server"
+            self._say("node", words, "warn", "ulimit -n 65536")
+        return most
 
     async def _adoptable(self, job: Job, places: list[Place]) -> dict[int, ServerEntry]:
         """The living servers that were launched as we would launch them now; the others are ended."""
@@ -291,8 +309,8 @@ class LocalNode:
         self._events.append(event)
         self._something.set()
 
-    def _say(self, kind: str, text: str, level: str = "info") -> None:
-        self._tell(Event(now(), kind, text, "", level))
+    def _say(self, kind: str, text: str, level: str = "info", fix: str = "") -> None:
+        self._tell(Event(now(), kind, text, "", level, fix))
 
     def _write_state(self) -> None:
         """So that whatever happens to us, the servers can be found again."""

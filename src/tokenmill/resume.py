@@ -16,9 +16,8 @@ from tokenmill.errors import GuardError
 from tokenmill.events import EventLog
 from tokenmill.feed import Feed
 from tokenmill.folder import RunFolder
-from tokenmill.launch import python_of
+from tokenmill.launch import engine_version
 from tokenmill.ledger import Found, Ledger
-from tokenmill.machine import packages
 from tokenmill.settings import Settings
 
 
@@ -37,8 +36,7 @@ async def resume(config: Config, folder: RunFolder, log: EventLog) -> Accounts:
     """Raises GuardError where going on would mix two datasets."""
     model = await asyncio.to_thread(stage.resolve, config) if config.model.path else None
     engine: Engine = plugins.load("engines", config.engine.kind)()
-    version = packages.read(python_of(config), engine.package).version if engine.package else ""
-    row = settings.of(config, model, version)
+    row = settings.of(config, model, await asyncio.to_thread(engine_version, config, engine))
     settings.guard(row, settings.read(folder.data))
     log.say("run", f"sampling: {settings.describe(settings.sampling(config, model))}")
     for words in store.recover(folder.data):

@@ -218,7 +218,8 @@ class Supervisor:
         asked = self.job.config.generation.concurrency
         info = self._life.info if self._life else None
         sure = info is not None and not info.limited_by.startswith("an assumption")
-        return capacity.running(info.running if info else None, asked if isinstance(asked, int) else None, sure=sure)
+        wanted = capacity.running(info.running if info else None, asked if isinstance(asked, int) else None, sure=sure)
+        return min(wanted, self.job.most_in_flight)
 
     async def _run_canary(self, now_living: Life) -> None:
         result = await now_living.canary(self._capacity, self.server.timing.canary_timeout)

@@ -1,7 +1,9 @@
 """What an engine's own environment holds, read without importing anything of it."""
 
 import json
+import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,11 +30,15 @@ class Package:
     sources: dict[str, str] = field(default_factory=dict)
 
 
-def read(python: str, name: str, globs: tuple[str, ...] = ()) -> Package:
-    """Asks an interpreter for a distribution; raises PreflightError where the interpreter does not run."""
+def read(python: str, name: str, globs: tuple[str, ...] = (), env: Mapping[str, str] | None = None) -> Package:
+    """Asks an interpreter for a distribution; raises PreflightError where the interpreter does not run.
+
+    `env` are variables that the engine is started with: a PYTHONPATH decides what it finds.
+    """
     command = [python, "-c", _SCRIPT, name]
+    variables = {**os.environ, **(env or {})}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env=variables)
         answer = json.loads(done.stdout)
     except FileNotFoundError as error:
         raise PreflightError(f"engine.python = {python}: no such file", fix="which python3") from error

@@ -2,9 +2,12 @@
 
 import argparse
 import hashlib
+import json
 import math
 import random
 from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 END_ID = 256
@@ -32,8 +35,10 @@ class Script:
     bad: float = 0.0
     bad_latency_ms: float = 0.0
     text: str = ""
+    answers: str = ""  # a JSON file, prompt → answer, for the prompts that are in it
     finish: str = "stop"
     no_ids: bool = False
+    end_id: int = END_ID
     # -- start
     start_delay_s: float = 0.0
     log: str = ""
@@ -43,6 +48,7 @@ class Script:
     child: bool = False
     # -- faults
     refuse: str = ""
+    refuse_word: str = ""  # a prompt that holds it is refused
     too_long: int = 0
     busy: float = 0.0
     error_after: int = -1
@@ -66,6 +72,8 @@ class Script:
 
     def answer(self, prompt: str) -> str:
         """Text that says which prompt it answers, so that a test sees an answer on the wrong row."""
+        if prompt in (given := _given(self.answers)):
+            return given[prompt]
         if self.text and not is_canary(prompt):
             return self.text
         words = random.Random(prompt).choices(_WORDS, k=max(4, self.tokens))
@@ -78,6 +86,11 @@ class Script:
         if self.sigma <= 0:
             return mean / 1000 / self.speed
         return rng.lognormvariate(math.log(mean / 1000) - self.sigma**2 / 2, self.sigma) / self.speed
+
+
+@cache
+def _given(path: str) -> dict[str, str]:
+    return dict(json.loads(Path(path).read_text(encoding="utf-8"))) if path else {}
 
 
 def fingerprint(prompt: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tokenmill.testing.script import END_ID, Script, parse
+from tokenmill.testing.script import Script, parse
 
 
 class Server:
@@ -28,6 +28,7 @@ class Server:
         self.running = 0
         self.tokens = 0
         self._rng = random.Random(script.seed)
+        self._aborts: dict[str, asyncio.Event] = {}
         self._began = time.monotonic()
         self._broken = False
 
@@ -83,7 +84,10 @@ class Server:
         return web.Response(text="\n".join(lines) + "\n")
 
     async def abort(self, request: web.Request) -> web.Response:
-        self._note({"abort": (await request.json()).get("rid")})
+        name = str((await request.json()).get("rid"))
+        self._note({"abort": name, "t": time.monotonic()})
+        if name in self._aborts:
+            self._aborts[name].set()
         return web.Response()
 
     # -- generations -------------------------------------------------------------------------------------------------
@@ -98,7 +102,8 @@ class Server:
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         prompt = " ".join(map(str, body.get("input_ids") or [body.get("text", "")]))
-        return await self._work(request, body, prompt, True, self._generate_reply)
+        thinking = not self.script.ignore_thinking or "regex" in (body.get("sampling_params") or {})
+        return await self._work(request, body, prompt, thinking, self._generate_reply)
 
     async def _work(
         self, request: web.Request, body: Any, prompt: str, thinking: bool, reply: Any
@@ -111,11 +116,13 @@ class Server:
         )
         self.generations += 1
         self.running += 1
+        aborted = self._aborts[name] = asyncio.Event()
         try:
             fault = await self._fault(request, prompt)
             if fault is not None:
                 return fault
-            await asyncio.sleep(script.latency_s(prompt, self._rng))
+            if await _within(aborted, script.latency_s(prompt, self._rng)):
+                return web.json_response({"error": {"message": "aborted"}}, status=400)
             if 0 <= script.exit_after < self.generations:
                 os.kill(os.getpid(), signal.SIGKILL)
             text = _text(script, prompt, thinking)
@@ -123,7 +130,8 @@ class Server:
             return web.json_response(reply(script, prompt, thinking), dumps=_dumps)
         finally:
             self.running -= 1
-            self._note({"end": name, "t": time.monotonic()})
+            self._aborts.pop(name, None)
+            self._note({"end": name, "prompt": prompt[:200], "t": time.monotonic()})
 
     async def _fault(self, request: web.Request, prompt: str) -> web.StreamResponse | None:
         script = self.script
@@ -132,8 +140,8 @@ class Server:
         if script.too_long and len(prompt) > script.too_long:
             message = f"This model's maximum context length is {script.too_long} tokens."
             return web.json_response({"error": {"message": message}}, status=400)
-        if script.refuse:
-            return web.json_response({"error": {"message": script.refuse}}, status=400)
+        if script.refuse or (script.refuse_word and script.refuse_word in prompt):
+            return web.json_response({"error": {"message": script.refuse or "refused, as scripted"}}, status=400)
         if self._rng.random() < script.busy:
             return web.json_response({"error": {"message": "The request queue is full."}}, status=503)
         if self._broken or 0 <= script.error_after < self.generations:
@@ -153,7 +161,7 @@ class Server:
             message |= {"content": answer, script.mode: thought or None}
         if thinking and script.mode == "all_in_reasoning":
             message |= {"content": None, "reasoning_content": f"{thought} {answer}"}
-        ids = _ids(text, script.finish)
+        ids = _ids(text, script)
         usage = {"prompt_tokens": len(prompt.encode("utf-8", "surrogatepass")), "completion_tokens": len(ids)}
         choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": script.finish}
         top: dict[str, Any] = {"choices": [choice], "usage": usage}
@@ -165,7 +173,7 @@ class Server:
     @staticmethod
     def _generate_reply(script: Script, prompt: str, thinking: bool) -> Any:
         text = _text(script, prompt, thinking)
-        ids = _ids(text, script.finish)
+        ids = _ids(text, script)
         meta = {"finish_reason": {"type": script.finish}, "prompt_tokens": 1, "completion_tokens": len(ids)}
         return {"text": text, "output_ids": ids, "meta_info": meta}
 
@@ -176,6 +184,19 @@ class Server:
                 out.write(json.dumps({"port": self.script.port, **entry}) + "\n")
 
 
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    """Whether the event came within the time; waits that long for it."""
+    if seconds <= 0:
+        await asyncio.sleep(0)
+        return event.is_set()
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
 def _text(script: Script, prompt: str, thinking: bool) -> str:
     answer = script.answer(prompt)
     if not thinking:
@@ -184,9 +205,9 @@ def _text(script: Script, prompt: str, thinking: bool) -> str:
     return f"<think>\n{thought}\n</think>\n\n{answer}" if thought else f"<think>\n\n</think>\n\n{answer}"
 
 
-def _ids(text: str, finish: str) -> list[int]:
+def _ids(text: str, script: Script) -> list[int]:
     ids = list(text.encode("utf-8", "surrogatepass"))
-    return [*ids, END_ID] if finish == "stop" else ids
+    return [*ids, script.end_id] if script.finish == "stop" else ids
 
 
 def _dumps(value: Any) -> str:
@@ -195,8 +216,10 @@ def _dumps(value: Any) -> str:
 
 
 async def serve(script: Script) -> None:
-    """Runs until SIGTERM. Refuses a port that is taken, as engines do."""
-    runner = web.AppRunner(Server(script).app(), access_log=None, keepalive_timeout=script.close_idle_s)
+    """Runs until SIGTERM. Refuses a port that is taken, and drops what nobody waits for, as engines do."""
+    runner = web.AppRunner(
+        Server(script).app(), access_log=None, keepalive_timeout=script.close_idle_s, handler_cancellation=True
+    )
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", script.port, reuse_address=True, backlog=4096).start()
