@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 
-.PHONY: quickstart test check full bench clean
+.PHONY: quickstart test check full vllm bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("tokenmill needs Python 3.11 or later, this is %d.%d" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
@@ -29,6 +29,12 @@ check: $(READY)
 
 full: $(READY)
 	$(BIN)/python -m pytest -q --long
+
+vllm: $(READY) tests/vllm/env/model/config.json
+	$(BIN)/python -m pytest -q -m vllm tests/vllm
+
+tests/vllm/env/model/config.json:
+	tests/vllm/setup.sh tests/vllm/env
 
 bench: $(READY)
 	$(BIN)/python -m bench

@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,17 +72,22 @@ class Case:
         self.config.write_text(tomli_w.dumps(data))
         return self.config
 
-    def start(self, *words: str, env: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
+    def start(
+        self, *words: str, env: Mapping[str, str] | None = None, under: Sequence[str] = ()
+    ) -> "subprocess.Popen[str]":
         """`tokenmill run` on the config, with its output in `output()`."""
         if not self.config.exists():
             self.write()
-        return self.command("run", str(self.config), *words, env=env)
+        return self.command("run", str(self.config), *words, env=env, under=under)
 
-    def command(self, *words: str, env: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
+    def command(
+        self, *words: str, env: Mapping[str, str] | None = None, under: Sequence[str] = ()
+    ) -> "subprocess.Popen[str]":
+        """Any command; `under` are words before it, such as a shell that sets a limit and then execs it."""
         out = (self.folder / "output.txt").open("a")
         with out:
             return subprocess.Popen(
-                [sys.executable, "-m", "tokenmill", *words],
+                [*under, sys.executable, "-m", "tokenmill", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -150,7 +156,7 @@ def assert_whole(case: Case, keys: set[str], *, samples: int = 1) -> None:
     assert {entry for entry, count in seen.items() if count > 1} == set()
     assert set(seen) == wanted
     for record in records:
-        if "ANSWER" in record.text:
+        if re.search(r"ANSWER [0-9a-f]{8} ", record.text):
             assert fingerprint(last_turn(record)) in record.answer, f"{record.key} holds another row's answer"
 
 
@@ -199,3 +205,13 @@ def wait_for_port(port: int, timeout_s: float = 10.0) -> None:
             time.sleep(0.02)
         else:
             return
+
+
+def most_at_once(path: Path) -> int:
+    """How many user's prompts the scripted servers had at once."""
+    events = [entry for entry in requests(path) if entry.get("prompt", "").startswith("Question")]
+    now = most = 0
+    for entry in sorted(events, key=lambda entry: entry["t"]):
+        now += 1 if "begin" in entry else -1
+        most = max(most, now)
+    return most

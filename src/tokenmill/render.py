@@ -9,6 +9,7 @@ A renderer also knows how to read outputs: end tokens, the token of `</think>`, 
 
 import asyncio
 import hashlib
+import os
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
@@ -63,9 +64,7 @@ class TokenizerRenderer(Renderer):
         super().__init__(thinking)
         self._model = model
         with boundary(f"loading the tokenizer of {model}"):
-            from transformers import AutoTokenizer
-
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(model), local_files_only=True)
+            self._tokenizer: Any = load_tokenizer(model)
         self.template = self._tokenizer.chat_template or ""
         if not self.template:
             raise PreflightError(
@@ -106,6 +105,21 @@ class TokenizerRenderer(Renderer):
             end_ids=frozenset(str(end).encode() for end in ends),
             close_id=str(close[0]).encode() if len(close) == 1 else b"",
         )
+
+
+def load_tokenizer(model: Path) -> Any:
+    """transformers' tokenizer of a model folder.
+
+    AutoTokenizer imports torch where torch is installed, which takes 12 s and more; tokenizer.json needs none of it.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found": it is not wanted
+    if (model / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(str(model), local_files_only=True)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(model), local_files_only=True)
 
 
 class ServerRenderer(Renderer):

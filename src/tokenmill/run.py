@@ -191,7 +191,7 @@ async def _generate(
 async def _watch(node: LocalNode, progress: Progress) -> None:
     while True:
         status = await node.status()
-        if status.credits and progress.state == "starting":
+        if status.in_flight and progress.state == "starting":
             progress.state = "generating"
         progress.look(status)
         progress.publish()

@@ -26,6 +26,9 @@ from tokenmill.machine import ports, processes
 STOP_GRACE_S = 20.0
 """SIGTERM to SIGKILL."""
 
+EXIT_WAIT_S = 3.0
+"""SGLang's main process goes within seconds of its scheduler's crash, after it has written why."""
+
 WEIGHTS_LOADED = 60.0
 """Percent at which every engine's phase table says that the weights are in memory."""
 
@@ -224,6 +227,8 @@ class Supervisor:
     async def _run_canary(self, now_living: Life) -> None:
         result = await now_living.canary(self._capacity, self.server.timing.canary_timeout)
         if isinstance(result, Failure):
+            # A server that dies under the canary breaks its connections first; its exit says more, and comes now.
+            await asyncio.sleep(0.0 if result.kind is FailureKind.WRONG_MODE else EXIT_WAIT_S)
             self.post(core.Failed(result))
             return
         if result.warning:

@@ -21,6 +21,7 @@ from tests.harness import Case, assert_whole
 from tokenmill import dataset, events
 from tokenmill.core.records import Record
 from tokenmill.machine import modelfiles
+from tokenmill.render import load_tokenizer
 
 PROMPTS = 2000
 START_S = 300.0
@@ -112,9 +113,7 @@ def main_run(case: Case, args: argparse.Namespace) -> dict[str, Any]:
 
 def exactness(records: list[Record], model: Path) -> dict[str, int]:
     """Ids against the model's own tokenizer, record by record; every figure but the first two must be 0."""
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(model), local_files_only=True)
+    tokenizer = load_tokenizer(model)
     ends = modelfiles.end_tokens(model)
     wrong = dict.fromkeys(("prompt ids differ", "text differs", "count differs", "no end token after stop"), 0)
     stops = 0

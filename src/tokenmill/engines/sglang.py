@@ -112,6 +112,8 @@ _PHASES = PhaseTable(
         (r"Capture draft.* graph begin", "draft graphs", 84, 84),
         (r"Capture draft.* graph end", "draft graphs", 92, 92),
         (r"Load weight end.*type=\w*(?:MTP|NextN|Eagle|DFlash)", "draft weights", 82, 82),
+        (r"Capture piecewise .*graph begin", "prefill graphs", 80, 80),
+        (r"Capture piecewise .*graph end", "prefill graphs", 84, 84),
         (r"Capture .*graph begin", "graphs", 66, 66),
         (r"Capturing batches.*?(\d+)%", "graphs", 66, 80),
         (r"Capture .*graph end", "graphs", 80, 80),
@@ -184,7 +186,7 @@ _RULES: tuple[Rule, ...] = (
         "",
     ),
     (
-        r"illegal memory access|uncorrectable ECC|CUBLAS_STATUS|CUDNN_STATUS|unspecified launch failure",
+        r"illegal memory access|device-side assert|uncorrectable ECC|CUBLAS_STATUS|CUDNN_STATUS|unspecified launch",
         FailureKind.CRASH,
         "the GPU reported a fault",
         "dmesg | grep -i xid",

@@ -59,6 +59,7 @@ class Script:
     die_on_empty: bool = False
     lose: float = 0.0
     close_idle_s: float = 75.0
+    ignore_close: bool = False  # a request goes on without its connection: only an abort ends it
     requests: str = ""
 
     def is_bad(self, prompt: str) -> bool:

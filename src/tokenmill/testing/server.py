@@ -218,7 +218,10 @@ def _dumps(value: Any) -> str:
 async def serve(script: Script) -> None:
     """Runs until SIGTERM. Refuses a port that is taken, and drops what nobody waits for, as engines do."""
     runner = web.AppRunner(
-        Server(script).app(), access_log=None, keepalive_timeout=script.close_idle_s, handler_cancellation=True
+        Server(script).app(),
+        access_log=None,
+        keepalive_timeout=script.close_idle_s,
+        handler_cancellation=not script.ignore_close,
     )
     await runner.setup()
     try:
