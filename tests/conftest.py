@@ -19,10 +19,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if "long" in item.keywords and not config.getoption("--long"):
+        if item.get_closest_marker("long") and not config.getoption("--long"):
             item.add_marker(pytest.mark.skip(reason="a long form: make full"))
         for name in ("vllm", "gpu"):
-            if name in item.keywords and name not in (config.getoption("-m") or ""):
+            if item.get_closest_marker(name) and name not in (config.getoption("-m") or ""):
                 item.add_marker(pytest.mark.skip(reason=f"needs a real engine that CI has not: pytest -m {name}"))
 
 
@@ -31,6 +31,10 @@ _next_port = 20000 + random.SystemRandom().randrange(0, 8000, 20)
 
 @pytest.fixture
 def port() -> int:
+    return free_port()
+
+
+def free_port() -> int:
     """A first HTTP port with room behind it, free now: below the kernel's own range, so that nobody else takes it."""
     global _next_port
     while True:

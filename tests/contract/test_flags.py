@@ -1,0 +1,145 @@
+"""Flags that an installed engine knows, read from its own sources: excerpts of real ones stand in tests/data/flags.
+
+A real flag that is refused stops a run that would have worked, so that is what most of these are about.
+"""
+
+import pytest
+
+from tests.contract import recorded
+from tests.contract.samples import engine
+from tokenmill import config
+from tokenmill.doctor import Context, check_engine
+from tokenmill.engines.base import Engine
+from tokenmill.folder import RunFolder
+from tokenmill.machine.packages import Package
+
+REFERENCE = {
+    "speculative-algorithm": "EAGLE",
+    "speculative-num-steps": 3,
+    "speculative-eagle-topk": 1,
+    "speculative-num-draft-tokens": 4,
+    "mamba-scheduler-strategy": "extra_buffer",
+    "max-mamba-cache-size": 80,
+    "mem-fraction-static": 0.90,
+    "context-length": 8192,
+}
+"""The reference run's."""
+
+OLD, NEW = "mamba-scheduler-strategy", "mamba-radix-cache-strategy"
+
+
+def excerpts(*names: str) -> str:
+    return "\n".join(recorded.text(f"flags/{name}.txt") for name in names)
+
+
+SOURCES = {
+    "sglang-0.5.11": {
+        "sglang/srt/server_args.py": excerpts("sglang-0.5.11.server_args.1", "sglang-0.5.11.server_args.2"),
+    },
+    "sglang-0.5.23": {
+        "sglang/srt/server_args.py": excerpts("sglang-0.5.23.server_args"),
+        **{
+            f"sglang/srt/arg_groups/fields/{name}.py": excerpts(f"sglang-0.5.23.fields.{name.strip('_')}")
+            for name in ("spec", "exec_", "schedule", "model", "parallel")
+        },
+    },
+    "vllm-0.32": {
+        "vllm/engine/arg_utils.py": excerpts("vllm-0.32.arg_utils"),
+        "vllm/entrypoints/launchers/cli_args.py": excerpts("vllm-0.32.cli_args"),
+    },
+}
+
+
+def known(version: str) -> frozenset[str]:
+    return of(version).flags(SOURCES[version])
+
+
+def of(version: str) -> Engine:
+    return engine(version.partition("-")[0])
+
+
+def test_sglang_0_5_11_knows_all_flags_of_the_reference_run() -> None:
+    assert REFERENCE.keys() <= known("sglang-0.5.11")
+    assert {"tp-size", "tensor-parallel-size", "record-nolora-graph"} <= known("sglang-0.5.11")
+
+
+def test_sglang_0_5_23_knows_all_but_the_renamed_one() -> None:
+    assert REFERENCE.keys() - known("sglang-0.5.23") == {OLD}
+    assert {"tp-size", "tensor-parallel-size", "sampling-backend", "disable-cuda-graph"} <= known("sglang-0.5.23")
+    assert "fp8-gemm-backend" in known("sglang-0.5.23")
+
+
+def test_sglang_a_renamed_flag_has_its_successor_in_either_direction() -> None:
+    assert engine("sglang").successor(OLD, known("sglang-0.5.23")) == NEW
+    assert engine("sglang").successor(NEW, known("sglang-0.5.11")) == OLD
+    assert engine("sglang").successor("no-such-flag", known("sglang-0.5.11")) == ""
+
+
+def test_vllm_knows_the_flags_of_both_its_parsers() -> None:
+    """The engine's are declared one by one, the server's are the fields of a class."""
+    assert {"speculative-config", "max-model-len", "max-num-seqs", "enable-prefix-caching"} <= known("vllm-0.32")
+    assert {"gpu-memory-utilization", "device-memory-utilization", "enforce-eager"} <= known("vllm-0.32")
+    assert {"chat-template", "enable-auto-tool-choice", "host", "port"} <= known("vllm-0.32")
+
+
+@pytest.mark.parametrize("version", SOURCES)
+def test_a_mistyped_flag_is_unknown(version: str) -> None:
+    assert not {"speculative-algoritm", "max-model-length", "context-lenght", "help-me", ""} & known(version)
+
+
+@pytest.mark.parametrize("version", SOURCES)
+def test_sources_that_tell_nothing_give_no_flags_so_that_nothing_is_refused(version: str) -> None:
+    assert of(version).flags({}) == frozenset()
+    assert of(version).flags(dict.fromkeys(SOURCES[version], "")) == frozenset()
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: flags() knows no --no-… of argparse.BooleanOptionalAction")
+@pytest.mark.parametrize(
+    ("version", "flag"),
+    [
+        ("vllm-0.32", "no-enable-prefix-caching"),
+        ("vllm-0.32", "no-enforce-eager"),
+        ("vllm-0.32", "no-enable-auto-tool-choice"),
+        ("sglang-0.5.11", "no-record-nolora-graph"),
+        ("sglang-0.5.23", "no-enable-tf32-matmul"),
+    ],
+)
+def test_a_switch_can_be_turned_off(version: str, flag: str) -> None:
+    assert flag in known(version)
+
+
+# -- what the doctor makes of them -------------------------------------------------------------------------------------
+def complaints(version: str, args: dict[str, object]) -> dict[str, str]:
+    """Refused arguments and the fix for each, where this version is installed."""
+    data = {
+        "model": {"path": "/models/qwen"},
+        "prompts": {"path": "p.jsonl"},
+        "engine": {"kind": version.partition("-")[0], "args": args},
+    }
+    made = config.validate(data, "test")
+    context = Context(made, RunFolder(made.folder), [])
+    context.package = Package(version.partition("-")[2], SOURCES[version])
+    return {f.subject.removeprefix("engine.args."): f.fix for f in check_engine(context) if f.level == "fail"}
+
+
+def test_the_doctor_lets_the_reference_run_pass_and_names_the_successor_elsewhere() -> None:
+    assert complaints("sglang-0.5.11", dict(REFERENCE)) == {}
+    assert complaints("sglang-0.5.23", dict(REFERENCE)) == {OLD: f"use {NEW}"}
+    assert complaints("sglang-0.5.11", {NEW: "extra_buffer"}) == {NEW: f"use {OLD}"}
+
+
+def test_the_doctor_takes_underscores_for_dashes() -> None:
+    assert complaints("sglang-0.5.11", {"context_length": 8192, "mem_fraction_static": 0.9}) == {}
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: doctor.check_engine refuses the unique beginnings that argparse takes")
+@pytest.mark.parametrize("flag", ["tp", "speculative-algo", "context-len"])
+@pytest.mark.parametrize("version", ["sglang-0.5.11", "sglang-0.5.23"])
+def test_the_doctor_lets_a_shortened_flag_pass_as_the_engine_does(version: str, flag: str) -> None:
+    """SGLang's own messages say `--tp`, which no source declares: argparse completes what is unique."""
+    assert complaints(version, {flag: 1}) == {}
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: doctor.check_engine does not know vLLM's dotted spelling of a table's key")
+def test_the_doctor_lets_a_dotted_flag_of_vllm_pass() -> None:
+    assert complaints("vllm-0.32", {"speculative-config.method": "ngram"}) == {}

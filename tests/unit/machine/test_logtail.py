@@ -1,0 +1,41 @@
+"""A server's log as it grows: whole lines once, progress bars, half lines, truncation."""
+
+from pathlib import Path
+
+from tokenmill.machine.logtail import KEPT_LINES, MAX_READ, LogTail, head, size
+
+
+def test_whole_lines_come_once_and_half_ones_when_they_end(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    tail = LogTail(path)
+    assert (tail.read(), size(path), head(path, 0)) == ([], 0, "")
+    with path.open("ab", buffering=0) as log:
+        log.write(b"one\ntw")
+        assert tail.read() == ["one"]
+        assert tail.tail() == ["one", "tw"]
+        log.write(b"o\r\n\nload 1%\rload 2%\rload")
+        assert tail.read() == ["two", "load 1%", "load 2%"]
+        log.write(b" \xff\n")
+        assert tail.read() == ["load \ufffd"]
+    assert tail.read() == []
+    assert tail.grown == size(path)
+
+
+def test_an_earlier_life_is_left_out_and_a_truncated_log_begun_again(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"earlier\nnow\n")
+    tail = LogTail(path, 8)
+    assert tail.read() == ["now"]
+    assert head(path, 8) == "now\n"
+    path.write_bytes(b"new\n")
+    assert tail.read() == ["new"]
+
+
+def test_a_flood_is_read_from_its_end_and_little_of_it_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"".join(b"%09d\n" % n for n in range(300_000)))
+    tail = LogTail(path)
+    lines = tail.read()
+    assert len(lines) <= MAX_READ // 10 + 1
+    assert lines[-1] == tail.tail()[-1] == "000299999"
+    assert len(tail.tail()) == KEPT_LINES

@@ -1,0 +1,194 @@
+"""A model's files: whole or not, by names, headers and sizes; what the model says of itself (cases C33)."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmill.errors import PreflightError
+from tokenmill.machine import modelfiles
+
+
+def shard(path: Path, size: int = 16) -> Path:
+    """A safetensors file of one tensor."""
+    header = json.dumps({"__metadata__": {"a": "b"}, "w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}})
+    path.write_bytes(struct.pack("<Q", len(header)) + header.encode() + bytes(size))
+    return path
+
+
+SHARDS = ("model-1.safetensors", "model-2.safetensors")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in SHARDS:
+        shard(folder / name)
+    index = {"weight_map": {f"w{n}": name for n, name in enumerate(SHARDS)}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    write(folder / "config.json", hidden_size=8)
+    return folder
+
+
+def write(path: Path, **content: Any) -> None:
+    path.write_text(json.dumps(content))
+
+
+def test_a_whole_model_has_no_problems(model: Path) -> None:
+    assert modelfiles.problems(model) == []
+    assert modelfiles.weight_files(model) == [model / name for name in SHARDS]
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def grown(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"\0")
+
+
+def pointer(file: Path) -> None:
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n")
+
+
+def dangling(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("gone")
+
+
+def header(text: bytes) -> Callable[[Path], Any]:
+    return lambda file: file.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (cut, "has 113 bytes, its header says 114"),
+        (grown, "has 115 bytes, its header says 114"),
+        (pointer, "is a git-lfs pointer, not the weights"),
+        (dangling, "is missing (a dangling link)"),
+        (Path.unlink, "is missing"),
+        (lambda file: file.write_bytes(b""), "is cut off: 0 bytes"),
+        (lambda file: file.write_bytes(struct.pack("<Q", 10**12) + b"{"), "is cut off: 9 bytes"),
+        (header(b"no json"), "has no readable header"),
+        pytest.param(
+            *(header(b"[1,2]"), "has no readable header"),
+            marks=pytest.mark.xfail(strict=True, reason="BUG: AttributeError where a header is JSON of another shape"),
+        ),
+        pytest.param(
+            *(header(b'{"w":{}}'), "has no readable header"),
+            marks=pytest.mark.xfail(strict=True, reason="BUG: KeyError where a header's entry lacks its offsets"),
+        ),
+    ],
+)
+def test_a_broken_shard_is_named_with_what_it_lacks(model: Path, damage: Callable[[Path], Any], told: str) -> None:
+    damage(model / SHARDS[1])
+    (problem,) = modelfiles.problems(model)
+    assert problem.startswith(f"{model / SHARDS[1]} {told}")
+
+
+def test_a_folder_without_its_parts_is_told(tmp_path: Path) -> None:
+    assert modelfiles.problems(tmp_path / "none") == [f"{tmp_path / 'none'} does not exist"]
+    assert modelfiles.problems(tmp_path) == [
+        f"{tmp_path}/config.json is missing",
+        f"{tmp_path} holds no weights (*.safetensors)",
+    ]
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: a download that goes on (blobs/*.incomplete) is not noticed")
+def test_a_download_that_goes_on_is_told(tmp_path: Path, model: Path) -> None:
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "main"
+    snapshot.parent.mkdir(parents=True)
+    model.rename(snapshot)
+    (tmp_path / "models--a--b" / "blobs").mkdir()
+    (tmp_path / "models--a--b" / "blobs" / "ab.incomplete").write_bytes(b"")
+    assert modelfiles.problems(snapshot) != []
+
+
+@pytest.mark.xfail(strict=True, reason="BUG: problems() leaves the .gguf file open (ResourceWarning)")
+@pytest.mark.parametrize(("content", "count"), [(b"GGUF\x03\0\0\0", 0), (b"PK\x03\x04", 1), (b"", 1)])
+def test_a_gguf_file_is_told_by_its_first_bytes(tmp_path: Path, content: bytes, count: int) -> None:
+    (tmp_path / "m.gguf").write_bytes(content)
+    assert len(modelfiles.problems(tmp_path / "m.gguf")) == count
+
+
+def test_broken_json_is_an_error_with_the_files_name(model: Path) -> None:
+    (model / "model.safetensors.index.json").write_text('{"weight_map": ')
+    with pytest.raises(PreflightError, match=r"index\.json cannot be read"):
+        modelfiles.problems(model)
+    (model / "config.json").write_text("[]")
+    with pytest.raises(PreflightError, match="holds no JSON object"):
+        modelfiles.context_length(model)
+
+
+# -- what it says of itself --------------------------------------------------------------------------------------------
+def test_the_models_own_sampling(model: Path) -> None:
+    assert modelfiles.sampling_defaults(model) == {}
+    write(model / "generation_config.json", temperature=0.6, top_k=20, eos_token_id=[1, 2], repetition_penalty=1.1)
+    assert modelfiles.sampling_defaults(model) == {"temperature": 0.6, "top_k": 20}
+    write(model / "generation_config.json", temperature=0.6, do_sample=False)
+    assert modelfiles.sampling_defaults(model) == {"temperature": 0.0}
+
+
+def test_end_tokens_of_all_its_configs(model: Path) -> None:
+    assert modelfiles.end_tokens(model) == frozenset()
+    write(model / "generation_config.json", eos_token_id=[1, 2])
+    write(model / "config.json", eos_token_id=3, text_config={"eos_token_id": 4})
+    assert modelfiles.end_tokens(model) == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("in_config", "expected"),
+    [
+        (None, ""),
+        ("{{ a }}", "{{ a }}"),
+        ([{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}], "d"),
+    ],
+)
+def test_the_chat_template_is_found_in_either_place(model: Path, in_config: Any, expected: str) -> None:
+    write(model / "tokenizer_config.json", chat_template=in_config)
+    assert modelfiles.template(model) == expected
+    (model / "chat_template.jinja").write_text("{{ own }}")
+    assert modelfiles.template(model) == "{{ own }}"
+
+
+def test_the_context_a_model_was_made_for(model: Path) -> None:
+    assert modelfiles.context_length(model) is None
+    write(model / "config.json", text_config={"max_position_embeddings": 4096})
+    assert modelfiles.context_length(model) == 4096
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer_config.json", {"added_tokens_decoder": {"7": {"content": "</think>"}, "8": {"content": "x"}}}),
+        ("tokenizer.json", {"added_tokens": [{"id": 7, "content": "</think>"}]}),
+    ],
+)
+def test_think_tags_that_are_single_tokens(model: Path, file: str, content: dict[str, Any]) -> None:
+    write(model / file, **content)
+    assert modelfiles.added_tokens(model, "<think>", "</think>") == {"</think>": 7}
+
+
+def test_the_fingerprint_is_the_models_wherever_it_lies(model: Path, tmp_path: Path) -> None:
+    before = modelfiles.fingerprint(model)
+    moved = model.rename(tmp_path / "elsewhere")
+    assert modelfiles.fingerprint(moved) == before
+    (moved / "README.md").write_text("other words")
+    assert modelfiles.fingerprint(moved) == before
+    for change in (lambda: shard(moved / SHARDS[0], 17), lambda: write(moved / "config.json", hidden_size=9)):
+        change()
+        assert modelfiles.fingerprint(moved) != before
+        before = modelfiles.fingerprint(moved)
+
+
+def test_a_file_has_the_same_fingerprint_under_another_name(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF1")
+    (tmp_path / "b.gguf").write_bytes(b"GGUF1")
+    (tmp_path / "c.gguf").write_bytes(b"GGUF2")
+    a, b, c = (modelfiles.fingerprint(tmp_path / f"{name}.gguf") for name in "abc")
+    assert (a == b, a == c) == (True, False)

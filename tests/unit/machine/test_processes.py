@@ -1,0 +1,139 @@
+"""Processes: known by pid, start and boot; a zombie is dead; a group is found and ended whole."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from tokenmill.machine import processes
+from tokenmill.machine.processes import MARK, ProcessId
+
+SLEEP = "__import__('time').sleep(60)"
+DOUBLE_FORK = f"""
+import os
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        {SLEEP}
+    os._exit(0)
+"""
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); {SLEEP}"
+
+
+@contextmanager
+def running(code: str, log: Path, mark: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = processes.spawn([sys.executable, "-c", code], dict(os.environ), log, mark)
+    try:
+        yield process
+    finally:
+        processes.signal_all(processes.members(process.pid, mark), signal.SIGKILL)
+        process.wait()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def identified(pid: int) -> ProcessId:
+    found = processes.identify(pid)
+    assert found is not None
+    return found
+
+
+def test_a_process_is_known_by_more_than_its_pid() -> None:
+    me = identified(os.getpid())
+    assert processes.alive(me)
+    assert not processes.alive(replace(me, start=me.start + 1))
+    assert not processes.alive(replace(me, boot="another"))
+    assert processes.identify(2**22 + 1) is None
+
+
+def test_a_zombie_is_dead(tmp_path: Path) -> None:
+    with running("pass", tmp_path / "log", "tm-zombie") as process:
+        known = identified(process.pid)
+        until(lambda: (found := processes.stat(process.pid)) is not None and found.state == "Z")
+        assert not processes.alive(known)
+        assert processes.members(process.pid, "tm-zombie") == []
+
+
+def test_a_name_with_spaces_and_brackets_is_read(tmp_path: Path) -> None:
+    code = f"open('/proc/self/comm', 'w').write('a ) S (b'); {SLEEP}"
+    with running(code, tmp_path / "log", "tm-name") as process:
+        until(lambda: ") S (" in Path(f"/proc/{process.pid}/comm").read_text())
+        found = processes.stat(process.pid)
+        assert found is not None
+        assert (found.parent, found.group) == (os.getpid(), process.pid)
+
+
+def test_a_child_that_left_the_group_is_found_by_its_mark_and_ended(tmp_path: Path) -> None:
+    with running(DOUBLE_FORK, tmp_path / "log", "tm-fork") as process:
+        process.wait()
+        until(lambda: len(processes.members(process.pid, "tm-fork")) == 1)
+        (stray,) = processes.members(process.pid, "tm-fork")
+        assert processes.members(process.pid) == []
+        assert processes.members(process.pid, "tm-for") == [], "a mark is no prefix"
+        assert asyncio.run(processes.end_group(process.pid, "tm-fork", grace_s=5, verify_s=5)) == []
+        assert processes.identify(stray) is None or not processes.alive(identified(stray))
+
+
+def test_a_group_that_ignores_the_request_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with running(STUBBORN, log, "tm-stub") as process:
+        until(lambda: log.exists() and b"on" in log.read_bytes())
+        assert asyncio.run(processes.end_group(process.pid, "tm-stub", grace_s=0.2, verify_s=5)) == []
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_a_stopped_process_ends_in_good_order(tmp_path: Path) -> None:
+    with running(SLEEP, tmp_path / "log", "tm-stop") as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        assert asyncio.run(processes.end_group(process.pid, "tm-stop", grace_s=5, verify_s=5)) == []
+        assert process.wait() == -signal.SIGTERM
+
+
+def test_an_end_is_noticed_at_once_and_an_old_one_too(tmp_path: Path) -> None:
+    async def watched(process: ProcessId) -> None:
+        async with asyncio.timeout(10):
+            await processes.ended(process)
+
+    with running(SLEEP, tmp_path / "log", "tm-end") as process:
+        known = identified(process.pid)
+
+        async def kill_while_watching() -> None:
+            watching = asyncio.create_task(watched(known))
+            await asyncio.sleep(0.05)
+            assert not watching.done()
+            os.kill(process.pid, signal.SIGKILL)
+            await watching
+
+        asyncio.run(kill_while_watching())
+        asyncio.run(watched(known))
+        process.wait()
+        asyncio.run(watched(known))
+    asyncio.run(watched(replace(identified(os.getpid()), start=1)))
+
+
+def test_a_server_gets_a_session_its_mark_and_a_log_of_its_own(tmp_path: Path) -> None:
+    code = f"import os; print(os.environ[{MARK!r}], os.getsid(0) == os.getpid(), os.read(0, 1)); os.write(2, b'err')"
+    log = tmp_path / "log"
+    log.write_bytes(b"earlier\n")
+    with running(code, log, "tm-log") as process:
+        assert process.wait() == 0
+    assert sorted(log.read_bytes().split(b"\n")) == sorted([b"earlier", b"tm-log True b''", b"err"])
+
+
+def test_processor_time_and_names_are_read() -> None:
+    began = processes.cpu_seconds([os.getpid()])
+    until(lambda: sum(range(200_000)) > 0 and processes.cpu_seconds([os.getpid(), 2**22 + 1]) > began)
+    assert f"pid {os.getpid()} (" in processes.describe(os.getpid())
+    assert processes.describe(2**22 + 1).endswith("(unknown command)")

@@ -1,0 +1,77 @@
+"""Why the gate stopped a run: shares, examples, the likely cause, and a command that really goes on."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.make import record
+from tokenmill import explain
+from tokenmill.config import Config, limits_of, validate
+from tokenmill.core.gate import Alarm, Gate
+from tokenmill.core.judge import Rules, Verdict
+from tokenmill.explain import Examples
+from tokenmill.store import line_of
+
+COMMAND = "tokenmill run run.toml"
+
+
+def config(**over: Any) -> Config:
+    return validate({"engine": {"kind": "fake"}, "prompts": {"path": "p"}, **over}, "test")
+
+
+def stopped(made: Config, good: int, *bad: str) -> Alarm:
+    """The first alarm of a gate that sees so many good records, then bad ones with these labels."""
+    gate = Gate(limits_of(made))
+    for _ in range(good):
+        gate.observe(0, Verdict.ACCEPTED, ())
+    return next(alarm for label in bad if (alarm := gate.observe(0, Verdict.REJECTED, (label,))))
+
+
+def test_the_message_says_what_why_and_how_to_go_on() -> None:
+    examples = Examples()
+    for number in range(9):
+        examples.add(record(f"k{number}", number, text="x" * 1000, labels=("empty_reasoning",)), ("empty_reasoning",))
+    alarm = stopped(config(gate={"cohort": 10}), 3, *["empty_reasoning"] * 7)
+    told = explain.explain(alarm, examples, config(), COMMAND)
+    assert "of the 10 completions of cohort 0, 3 are rejected (gate.max_rejected = 0.2)" in told
+    assert "labels: empty_reasoning 3 of 6" in told
+    assert re.findall(r"^  (k\d): empty_reasoning: stop, 40 tokens: '", told, re.MULTILINE) == ["k0", "k1", "k2"]
+    assert "likely cause: thinking is on, but the outputs hold no thought" in told
+    assert max(map(len, told.splitlines())) < 500
+
+
+@pytest.mark.parametrize(("cohort", "good"), [(10, 0), (10, 3), (200, 150), (200, 0)])
+def test_the_command_it_ends_with_goes_on(cohort: int, good: int) -> None:
+    made = config(gate={"cohort": cohort})
+    alarm = stopped(made, good, *["empty"] * cohort)
+    told = explain.explain(alarm, Examples(), made, COMMAND)
+    (setting,) = re.findall(rf"{COMMAND} --set gate\.max_rejected=([\d.]+)$", told)
+    relaxed = Gate(limits_of(config(gate={"cohort": cohort, "max_rejected": float(setting)})))
+    seen = [relaxed.observe(0, Verdict.REJECTED, ("empty",)) for _ in range(alarm.bad)]
+    assert seen == [None] * alarm.bad
+
+
+def test_examples_are_found_in_the_store_after_a_restart(tmp_path: Path) -> None:
+    rows = [record("good"), record("bad", 1, labels=("empty_answer",)), record("loop", 2, repetition=60.0)]
+    (tmp_path / "journal-000001.jsonl").write_bytes(b"".join(map(line_of, rows)))
+    examples = Examples()
+    examples.fill(tmp_path, Rules())
+    assert [found.key for found in examples.of(["repetition", "empty_answer"])] == ["loop", "bad"]
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        ("truncated_in_thinking", "generation.max_tokens = 77 is too small"),
+        ("repetition", "the model loops"),
+        ("foreign_mode", "ignores enable_thinking = false"),
+        ("empty_answer", "leave engine.args reasoning-parser out"),
+        ("aborted", "see the servers' logs"),
+        ("unheard_of", ""),
+    ],
+)
+def test_a_label_has_its_likely_cause(label: str, words: str) -> None:
+    made = config(generation={"max_tokens": 77}, engine={"kind": "fake", "args": {"reasoning-parser": "qwen3"}})
+    assert words in explain.likely_cause(label, made)

@@ -1,0 +1,165 @@
+"""The order of dispatch: the first cohort spread over the set and first, then the rest, numbered cohort by cohort."""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.make import jsonl
+from tokenmill import prompts
+from tokenmill.core.judge import Verdict
+from tokenmill.core.records import Prompt, Record, failed
+from tokenmill.feed import BATCH, Feed, Item
+from tokenmill.ledger import Ledger
+
+
+def rows(count: int) -> list[Any]:
+    return [{"id": f"k{n}", "prompt": f"q{n}"} for n in range(count)]
+
+
+def ledger_of(path: Path, samples: int = 1, shard: tuple[int, int] = (0, 1), limit: int = 0) -> Ledger:
+    return Ledger(prompts.scan(path, limit), samples, shard)
+
+
+async def taken(feed: Feed, count: int = 7) -> list[Item]:
+    """All that a feed gives, so many at a time."""
+    found: list[Item] = []
+    while not feed.ended:
+        items = await feed.take(count)
+        assert len(items) == count or feed.ended
+        found += items
+    feed.close()
+    return found
+
+
+def feed(path: Path, ledger: Ledger, *, cohort: int = 4, next_cohort: int = 1, dedup: bool = False) -> Feed:
+    return Feed(path, ledger, "settings", cohort=cohort, next_cohort=next_cohort, dedup=dedup)
+
+
+def all_of(path: Path, ledger: Ledger, **options: Any) -> list[Item]:
+    async def whole() -> list[Item]:
+        return await taken(feed(path, ledger, **options))
+
+    return asyncio.run(whole())
+
+
+def numbers(items: Iterable[Item]) -> list[tuple[int, int]]:
+    return [(item.row, item.cohort) for item in items]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return jsonl(tmp_path / "prompts.jsonl", rows(12))
+
+
+def test_the_first_cohort_is_spread_over_the_set_and_goes_first(path: Path) -> None:
+    first = [(0, 0), (3, 0), (6, 0), (9, 0)]
+    rest = [(1, 1), (2, 1), (4, 1), (5, 1), (7, 2), (8, 2), (10, 2), (11, 2)]
+    assert numbers(all_of(path, ledger_of(path))) == first + rest
+
+
+def test_every_prompt_carries_what_its_record_needs(path: Path) -> None:
+    prompt = all_of(path, ledger_of(path))[1]
+    assert isinstance(prompt, Prompt)
+    own = prompts.identity(b'{"id": "k3", "prompt": "q3"}')
+    assert (prompt.key, prompt.row, prompt.digest, prompt.attempt) == ("k3", 3, own.digest, 1)
+    assert bytes(prompt.messages) == b'[{"role":"user","content":"q3"}]'
+
+
+def test_samples_of_a_prompt_follow_each_other_and_fill_the_cohort(path: Path) -> None:
+    items = all_of(path, ledger_of(path, samples=2))
+    assert [(item.row, item.sample, item.cohort) for item in items[:6]] == [
+        *((0, 0, 0), (0, 1, 0), (6, 0, 0), (6, 1, 0)),
+        *((1, 0, 1), (1, 1, 1)),
+    ]
+    assert len({(item.key, item.sample) for item in items}) == 24
+
+
+def test_what_is_done_is_not_asked_again(path: Path) -> None:
+    ledger = ledger_of(path, samples=2)
+    done = all_of(path, ledger)[::2]
+    for item in done:
+        assert isinstance(item, Prompt)
+        ledger.mark(failed(item, "aborted", "", settings=""), Verdict.FAILED)
+    again = all_of(path, ledger, next_cohort=5)
+    assert {(item.row, item.sample) for item in again} == {(row, 1) for row in range(12)}
+    assert numbers(again)[:4] == [(0, 0), (6, 0), (1, 5), (2, 5)]
+
+
+def test_a_finished_set_gives_nothing(path: Path) -> None:
+    ledger = ledger_of(path)
+    for item in all_of(path, ledger):
+        assert isinstance(item, Prompt)
+        ledger.mark(failed(item, "aborted", "", settings=""), Verdict.FAILED)
+    assert all_of(path, ledger) == []
+    assert feed(path, ledger).first_cohort_pending == 0
+
+
+@pytest.mark.parametrize(("shard", "limit"), [((0, 2), 0), ((1, 2), 0), ((0, 1), 5), ((1, 3), 8)])
+def test_only_this_runs_part_is_asked_for(path: Path, shard: tuple[int, int], limit: int) -> None:
+    ledger = ledger_of(path, 1, shard, limit)
+    items = all_of(path, ledger)
+    assert sorted(item.row for item in items) == ledger.rows_asked().tolist()
+
+
+def test_rows_that_cannot_be_used_come_out_as_failed_records(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "p.jsonl", [b"not json", {"id": "a", "prompt": " "}, {"id": "b", "prompt": "hi"}])
+    bad, empty, good = all_of(path, ledger_of(path))
+    assert isinstance(bad, Record)
+    assert isinstance(empty, Record)
+    assert isinstance(good, Prompt)
+    assert (bad.labels, bad.settings, bad.cohort) == (("bad_prompt",), "settings", 0)
+    assert "p.jsonl:1: not a JSON object" in bad.error
+    assert (empty.key, empty.error) == ("a", "p.jsonl:2: the last turn is empty")
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_equal_content_is_left_out_where_asked_for(tmp_path: Path, dedup: bool) -> None:
+    path = jsonl(tmp_path / "p.jsonl", [{"id": n, "prompt": text} for n, text in enumerate(["x", "y", "x"])])
+    items = all_of(path, ledger_of(path), dedup=dedup)
+    repeated = [item for item in items if isinstance(item, Record)]
+    assert [(item.key, item.labels) for item in repeated] == ([("2", ("duplicate",))] if dedup else [])
+    assert len(items) == 3
+
+
+def test_repeated_ids_have_their_numbers(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "p.jsonl", [{"id": "a", "prompt": text} for text in "xyz"])
+    assert [item.key for item in all_of(path, ledger_of(path))] == ["a", "a~2", "a~3"]
+
+
+def test_the_cohort_that_is_being_filled_is_known(path: Path) -> None:
+    async def sizes() -> list[tuple[int, int]]:
+        opened = feed(path, ledger_of(path), cohort=5)
+        await opened.take(12)
+        opened.close()
+        return [opened.last_cohort]
+
+    assert asyncio.run(sizes()) == [(2, 2)]
+
+
+def test_a_set_smaller_than_a_cohort_is_one_cohort(path: Path) -> None:
+    assert {item.cohort for item in all_of(path, ledger_of(path), cohort=200)} == {0}
+
+
+def test_more_than_is_read_ahead_comes_in_order(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "p.jsonl", rows(3 * BATCH))
+    items = all_of(path, ledger_of(path), cohort=1)
+    assert [item.row for item in items] == list(range(3 * BATCH))
+
+
+def test_a_feed_can_be_closed_half_way(path: Path) -> None:
+    async def half() -> int:
+        opened = feed(path, ledger_of(path))
+        items = await opened.take(3)
+        opened.close()
+        return len(items)
+
+    assert asyncio.run(half()) == 3
+
+
+def test_rows_appended_while_it_runs_are_left_for_the_next_start(path: Path) -> None:
+    ledger = ledger_of(path)
+    jsonl(path, rows(20))
+    assert sorted(item.row for item in all_of(path, ledger)) == list(range(12))

@@ -1,0 +1,272 @@
+"""The life of a server as a pure function: transitions, failures and restarts, silence, the end."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from tokenmill.core import server as core
+from tokenmill.core.lifecycle import QUARANTINE, IllegalEvent, step
+from tokenmill.core.server import LIVE, Failure, FailureKind, Server, State, Timing
+
+TIMING = Timing(
+    start_timeout=1200, stall_timeout=90, suspect_timeout=900, canary_timeout=1200, restarts_per_hour=3, backoff=5
+)
+NEW = Server(0, TIMING)
+FOREIGN = Server(0, TIMING, owned=False)
+CRASH = core.Failed(Failure(FailureKind.CRASH, "it died"))
+UP: tuple[core.Event, ...] = (core.Launch(), core.Answered(), core.Healthy(), core.CanaryPassed())
+BUSY = core.Tick(busy=True)
+
+
+def failed(kind: FailureKind) -> core.Failed:
+    return core.Failed(Failure(kind, kind.value))
+
+
+def play(server: Server, *events: core.Event, at: float = 0.0) -> tuple[Server, list[core.Action]]:
+    """All events at one moment; the last event's actions."""
+    actions: tuple[core.Action, ...] = ()
+    for event in events:
+        server, actions = step(server, event, at)
+    return server, list(actions)
+
+
+def kinds(actions: Sequence[core.Action]) -> list[type]:
+    return [type(action) for action in actions if not isinstance(action, core.Tell)]
+
+
+def ready(server: Server = NEW, at: float = 0.0) -> Server:
+    return play(server, *UP, at=at)[0]
+
+
+# -- the way up --------------------------------------------------------------------------------------------------------
+def test_a_server_comes_up_step_by_step() -> None:
+    seen = []
+    server = NEW
+    for event in UP:
+        server, actions = step(server, event, 1.0)
+        seen.append((server.state, kinds(actions)))
+    assert seen == [
+        (State.STARTING, [core.Spawn]),
+        (State.ANSWERING, []),
+        (State.CANARY, [core.RunCanary]),
+        (State.READY, [core.Admit]),
+    ]
+
+
+def test_an_adopted_server_is_watched_and_takes_the_same_canary() -> None:
+    server, actions = play(NEW, core.Adopt())
+    assert (server.state, kinds(actions), server.restarts) == (State.STARTING, [core.Watch], 0)
+    server, actions = play(server, *UP[1:])
+    assert (server.state, kinds(actions)) == (State.READY, [core.Admit])
+
+
+@pytest.mark.parametrize(
+    ("before", "early"),
+    [
+        ((), core.Answered()),
+        ((), core.CanaryPassed()),
+        (UP[:1], core.Healthy()),
+        (UP[:1], core.CanaryPassed()),
+        (UP[:2], core.CanaryPassed()),
+        (UP[:2], core.ProbePassed()),
+        (UP, core.Healthy()),
+        ((*UP, core.Stop()), CRASH),
+        ((*UP, CRASH), core.CanaryPassed()),
+    ],
+)
+def test_what_does_not_fit_a_state_is_ignored(before: tuple[core.Event, ...], early: core.Event) -> None:
+    server, _ = play(NEW, *before)
+    after, actions = play(server, early)
+    assert (after.state, actions) == (server.state, [])
+
+
+@pytest.mark.parametrize("event", [core.Launch(), core.Adopt()])
+def test_a_second_start_is_a_bug_of_ours_and_tells_the_story(event: core.Event) -> None:
+    with pytest.raises(IllegalEvent, match=r"(?s)server 0: .* in state ready.*CanaryPassed"):
+        step(ready(), event, 9.0)
+
+
+def test_phases_are_shown_and_count_as_progress() -> None:
+    server, _ = play(NEW, core.Launch())
+    server, _ = play(server, core.PhaseSeen("weights", 40.0), at=80.0)
+    assert (server.phase, server.percent) == ("weights", 40.0)
+    assert play(server, core.Tick(), at=160.0)[0].state is State.STARTING
+
+
+# -- failures and restarts ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", [FailureKind.CONFIG, FailureKind.WRONG_MODE])
+def test_what_a_restart_cannot_mend_is_not_restarted(kind: FailureKind) -> None:
+    server, actions = play(ready(), failed(kind))
+    assert (server.state, kinds(actions)) == (State.FAILED, [core.Withdraw, core.Kill])
+    later, actions = play(server, core.Gone(), core.Tick(), at=1e6)
+    assert (later.state, later.gone, actions) == (State.FAILED, True, [])
+
+
+def test_a_crash_waits_for_the_end_of_its_group_and_then_for_the_back_off() -> None:
+    server, actions = play(ready(), CRASH, at=100.0)
+    assert (server.state, kinds(actions)) == (State.BACKOFF, [core.Withdraw, core.Kill])
+    assert play(server, core.Tick(), at=200.0)[1] == []
+    gone, _ = play(server, core.Gone(), at=101.0)
+    assert play(gone, core.Tick(), at=104.9)[1] == []
+    again, actions = play(gone, core.Tick(), at=105.0)
+    assert (again.state, actions, again.restarts) == (State.STARTING, [core.Spawn(life=2)], 1)
+
+
+def waits(kind: FailureKind, count: int, *, per_hour: int = 99, every: float = 400.0) -> list[float]:
+    """The seconds before each restart of a server that fails again and again."""
+    server, found, at = Server(0, replace(TIMING, restarts_per_hour=per_hour)), [], 0.0
+    server, _ = play(server, core.Launch())
+    for _ in range(count):
+        at += every
+        server, _ = play(server, failed(kind), core.Gone(), at=at)
+        found.append(server.retry_at - at)
+        server, _ = play(server, core.Tick(), at=server.retry_at)
+    return found
+
+
+def test_the_back_off_doubles_to_five_minutes() -> None:
+    assert waits(FailureKind.CRASH, 8) == [5, 10, 20, 40, 80, 160, 300, 300]
+
+
+def test_a_port_clash_is_mended_at_once_with_other_ports() -> None:
+    assert waits(FailureKind.PORT, 3) == [0, 0, 0]
+    server, _ = play(NEW, core.Launch(), failed(FailureKind.PORT), core.Gone())
+    server, actions = play(server, core.Tick())
+    assert actions == [core.Spawn(life=2, fresh_ports=True)]
+    server, _ = play(server, CRASH, core.Gone())
+    assert play(server, core.Tick(), at=99.0)[1] == [core.Spawn(life=3, fresh_ports=False)]
+
+
+def test_out_of_memory_is_restarted_once() -> None:
+    server, _ = play(ready(), failed(FailureKind.MEMORY), core.Gone())
+    assert server.state is State.BACKOFF
+    server, _ = play(server, core.Tick(), failed(FailureKind.MEMORY), at=5.0)
+    assert server.state is State.FAILED
+
+
+def test_thirty_good_minutes_reset_the_back_off() -> None:
+    server, _ = play(ready(), CRASH, core.Gone())
+    server, _ = play(server, core.Tick(), *UP[1:], at=10.0)
+    short, _ = play(server, CRASH, at=1000.0)
+    long, _ = play(server, CRASH, at=2000.0)
+    assert (short.retry_at - 1000.0, long.retry_at - 2000.0) == (10, 5)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="BUG: SUSPECT sets `since` anew, so a hang after good hours never counts as good"
+)
+def test_good_hours_before_a_hang_reset_the_back_off() -> None:
+    server, _ = play(ready(), CRASH, core.Gone())
+    server, _ = play(server, core.Tick(), *UP[1:], at=10.0)
+    server, _ = play(server, core.Progress(), at=9000.0)
+    server, _ = play(server, BUSY, at=9100.0)
+    hang = core.ProbeFailed(Failure(FailureKind.HANG, "hangs"), burning=False)
+    server, _ = play(server, hang, at=9104.0)
+    assert server.retry_at - 9104.0 == 5
+
+
+def test_too_many_failures_in_an_hour_set_it_aside_for_an_hour() -> None:
+    server, at = ready(), 0.0
+    for _ in range(TIMING.restarts_per_hour):
+        at += 500.0
+        server, _ = play(server, CRASH, core.Gone(), at=at)
+        server, _ = play(server, core.Tick(), at=server.retry_at)
+        assert server.state is State.STARTING
+    server, _ = play(server, CRASH, core.Gone(), at=at + 500.0)
+    assert server.state is State.QUARANTINED
+    assert play(server, core.Tick(), at=at + 500.0 + QUARANTINE - 1)[1] == []
+    assert play(server, core.Tick(), at=at + 500.0 + QUARANTINE)[0].state is State.STARTING
+
+
+# -- silence -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_silence_before_ready_is_a_hang(steps: int) -> None:
+    server, _ = play(NEW, *UP[:steps])
+    assert play(server, BUSY, at=90.0)[0].state in LIVE
+    silent, _ = play(server, BUSY, at=90.5)
+    assert silent.failure is not None
+    assert (silent.state, silent.failure.kind) == (State.BACKOFF, FailureKind.HANG)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_start_that_works_on_and_on_ends_at_its_timeout(steps: int) -> None:
+    server, at = play(NEW, *UP[:steps])[0], 0.0
+    while server.state in LIVE:
+        at += 60.0
+        server, _ = play(server, core.Progress(strong=False), BUSY, at=at)
+    assert at == 1260.0
+
+
+def test_an_idle_server_may_be_silent() -> None:
+    assert play(ready(), core.Tick(busy=False), at=1e6)[0].state is State.READY
+
+
+def test_a_silent_busy_server_is_asked_for_a_small_generation() -> None:
+    server, actions = play(ready(), BUSY, at=91.0)
+    assert (server.state, kinds(actions)) == (State.SUSPECT, [core.ProbeGeneration])
+    assert play(server, core.ProbePassed(), at=92.0)[0].state is State.READY
+    assert play(server, core.Progress(strong=True), at=92.0)[0].state is State.READY
+    assert play(server, core.Progress(strong=False), at=92.0)[0].state is State.SUSPECT
+
+
+def test_a_suspect_that_burns_is_asked_again_until_its_time_is_over() -> None:
+    server, _ = play(ready(), BUSY, at=91.0)
+    hang = Failure(FailureKind.HANG, "hangs")
+    server, actions = play(server, core.ProbeFailed(hang, burning=True), at=95.0)
+    assert kinds(actions) == [core.ProbeGeneration]
+    assert play(server, core.ProbeFailed(hang, burning=False), at=99.0)[0].state is State.BACKOFF
+    assert play(server, BUSY, at=91.0 + TIMING.suspect_timeout + 1)[0].state is State.BACKOFF
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("before", "states", "ordered"),
+    [
+        ((), [State.STOPPED], []),
+        (UP[:1], [State.STOPPING, State.STOPPED], [core.Withdraw, core.Terminate]),
+        (UP, [State.STOPPING, State.STOPPED], [core.Withdraw, core.Terminate]),
+        ((*UP, CRASH), [State.STOPPING, State.STOPPED], []),
+        ((*UP, CRASH, core.Gone()), [State.STOPPED], []),
+        ((*UP, failed(FailureKind.CONFIG)), [State.FAILED], []),
+    ],
+)
+def test_a_stop_ends_every_state(before: tuple[core.Event, ...], states: list[State], ordered: list[type]) -> None:
+    server, actions = play(play(NEW, *before)[0], core.Stop())
+    assert kinds(actions) == ordered
+    assert [server.state, play(server, core.Gone())[0].state][: len(states)] == states
+
+
+# -- servers of someone else's -----------------------------------------------------------------------------------------
+def test_a_foreign_server_is_set_aside_and_looked_at_again() -> None:
+    server, actions = play(FOREIGN, core.Launch())
+    assert kinds(actions) == [core.Watch]
+    server, actions = play(server, *UP[1:], failed(FailureKind.UNREACHABLE), at=50.0)
+    assert (server.state, kinds(actions), server.retry_at) == (State.BACKOFF, [core.Withdraw], 55.0)
+    assert kinds(play(server, core.Tick(), at=55.0)[1]) == [core.Watch]
+
+
+def test_a_foreign_server_in_the_wrong_mode_is_not_asked_again() -> None:
+    server, _ = play(FOREIGN, *UP[:3], failed(FailureKind.WRONG_MODE))
+    assert (server.state, server.gone) == (State.FAILED, True)
+
+
+# -- the fleet ---------------------------------------------------------------------------------------------------------
+def in_state(state: State, *, ever_ready: bool = False) -> Server:
+    return replace(NEW, state=state, ever_ready=ever_ready)
+
+
+@pytest.mark.parametrize(
+    ("servers", "count", "hopeless"),
+    [
+        ([], 0, False),
+        ([in_state(State.FAILED), in_state(State.FAILED)], 0, True),
+        ([in_state(State.FAILED), in_state(State.QUARANTINED)], 0, True),
+        ([in_state(State.FAILED), in_state(State.QUARANTINED, ever_ready=True)], 0, False),
+        ([in_state(State.FAILED), in_state(State.BACKOFF)], 0, False),
+        ([in_state(State.READY), in_state(State.SUSPECT), in_state(State.CANARY)], 2, False),
+    ],
+)
+def test_a_fleet_is_hopeless_when_no_server_ever_will(servers: list[Server], count: int, hopeless: bool) -> None:
+    found = core.fleet(tuple(servers))
+    assert (found.ready, found.hopeless) == (count, hopeless)

@@ -1,0 +1,117 @@
+"""What no sequence of events can break in the life of a server."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tokenmill.core import server as core
+from tokenmill.core.lifecycle import HOUR, step
+from tokenmill.core.server import LIVE, SERVING, Failure, FailureKind, Server, State, Timing
+
+TIMING = Timing(restarts_per_hour=2, backoff=1)
+FAILURES = [Failure(kind, "as scripted") for kind in FailureKind]
+UPWARD: list[core.Event] = [core.Answered(), core.Healthy(), core.CanaryPassed(), core.Gone(), core.Tick(busy=True)]
+EVENTS: list[core.Event] = [
+    *UPWARD,
+    core.Tick(),
+    core.ProbePassed(),
+    core.Progress(strong=True),
+    core.Progress(strong=False),
+    core.PhaseSeen("weights", 50.0),
+    *(core.Failed(failure) for failure in FAILURES),
+    *(core.ProbeFailed(FAILURES[0], burning) for burning in (True, False)),
+]
+LIVELY: list[core.Event] = [*EVENTS, *UPWARD * 3]
+"""More of what leads a server on: most sequences of any events end in the first state."""
+
+Steps = list[tuple[core.Event, float]]
+STEPS = st.lists(st.tuples(st.sampled_from(LIVELY), st.sampled_from([0.0, 0.5, 30.0, 100.0, 1500.0])), max_size=30)
+STARTS: st.SearchStrategy[core.Event] = st.sampled_from([core.Launch(), core.Adopt()])
+MANY = settings(max_examples=100, deadline=None)
+
+
+def lives(
+    start: core.Event, steps: Steps, *, owned: bool = True
+) -> list[tuple[Server, core.Event, Server, tuple[core.Action, ...], float]]:
+    """Every step of a server's life: before, event, after, actions, time."""
+    server, at, found = Server(0, TIMING, owned=owned), 0.0, []
+    for event, pause in [(start, 0.0), *steps]:
+        at += pause
+        after, actions = step(server, event, at)
+        found.append((server, event, after, actions, at))
+        server = after
+    return found
+
+
+@MANY
+@given(start=STARTS, steps=STEPS)
+def test_no_server_serves_without_a_canary_passed_in_this_life(start: core.Event, steps: Steps) -> None:
+    passed = set()
+    for before, event, after, actions, _ in lives(start, steps):
+        if isinstance(event, core.CanaryPassed) and before.state is State.CANARY:
+            passed.add(before.life)
+        if core.Admit() in actions or after.state in SERVING:
+            assert after.life in passed
+
+
+@MANY
+@given(start=STARTS, steps=STEPS, rest=STEPS)
+def test_nothing_is_done_after_stopped(start: core.Event, steps: Steps, rest: Steps) -> None:
+    told = [*steps, (core.Stop(), 0.0), (core.Gone(), 0.0), *rest]
+    for before, _, after, actions, _ in lives(start, told):
+        if before.state is State.STOPPED:
+            assert (after.state, actions) == (State.STOPPED, ())
+        if before.state is State.STOPPING:
+            assert actions == ()
+
+
+@MANY
+@given(start=STARTS, steps=STEPS)
+def test_every_live_state_ends_by_ticks_alone(start: core.Event, steps: Steps) -> None:
+    *_, (_, _, server, _, at) = lives(start, steps)
+    assume(server.state in LIVE)
+    deadline = at + TIMING.start_timeout + TIMING.canary_timeout + TIMING.stall_timeout + TIMING.suspect_timeout
+    while server.state in LIVE:
+        at += 300.0
+        assert at < deadline
+        server, _ = step(server, core.Tick(busy=True), at)
+
+
+@MANY
+@given(start=STARTS, steps=STEPS)
+def test_restarts_stay_within_the_hours_budget(start: core.Event, steps: Steps) -> None:
+    told = [at for before, _, after, _, at in lives(start, steps) if _is_restart(before, after)]
+    for at in told:
+        assert sum(at - HOUR < other <= at for other in told) <= TIMING.restarts_per_hour
+
+
+def _is_restart(before: Server, after: Server) -> bool:
+    return after.state is State.BACKOFF and before.state is not State.BACKOFF
+
+
+@MANY
+@given(steps=STEPS, stop=st.integers(0, 40))
+def test_a_server_of_someone_elses_is_never_started_nor_killed(steps: Steps, stop: int) -> None:
+    told = [*steps[:stop], (core.Stop(), 0.0), *steps[stop:]] if stop < len(steps) else steps
+    for *_, actions, _ in lives(core.Launch(), told, owned=False):
+        assert not any(isinstance(action, core.Spawn | core.Kill) for action in actions)
+
+
+@MANY
+@given(start=STARTS, steps=STEPS)
+def test_a_life_is_ended_before_the_next_one_begins(start: core.Event, steps: Steps) -> None:
+    for before, _, after, actions, _ in lives(start, steps):
+        if any(isinstance(action, core.Spawn) for action in actions):
+            assert before.gone
+            assert after.life == before.life + 1
+        if before.state in LIVE and after.state not in LIVE:
+            assert core.Withdraw() in actions
+
+
+@pytest.mark.parametrize("event", [*EVENTS, core.Stop()], ids=repr)
+def test_no_event_raises_in_any_state(event: core.Event) -> None:
+    for state in State:
+        for owned in (True, False):
+            step(replace(Server(0, TIMING, owned=owned), state=state), event, 10.0)
