@@ -178,7 +178,8 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Is this dataset worth training on? Exit code 5 where it is not."""
-    from tokenmill.config import load, rules_of
+    from tokenmill.config import rules_of
+    from tokenmill.configfile import load
     from tokenmill.folder import RunFolder
     from tokenmill.inspection import inspect as look
 
@@ -198,7 +199,8 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
 ) -> None:
     """Write a run's accepted records as a dataset, in the prompts' order."""
-    from tokenmill.config import load, rules_of
+    from tokenmill.config import rules_of
+    from tokenmill.configfile import load
     from tokenmill.export import export as write
     from tokenmill.servers import folder_of
 
@@ -212,7 +214,8 @@ def export(
 def report(run_path: RunPath) -> None:
     """Write report.html and report.json anew; prints where they are."""
     from tokenmill import report as reports
-    from tokenmill.config import load, rules_of
+    from tokenmill.config import rules_of
+    from tokenmill.configfile import load
     from tokenmill.servers import folder_of, status_of
 
     folder = folder_of(run_path)
@@ -236,7 +239,7 @@ def watch(run_path: RunPath) -> None:
 
 # -- helpers -----------------------------------------------------------------------------------------------------------
 def _load(path: Path, setting: list[str] | None) -> Any:
-    from tokenmill.config import load
+    from tokenmill.configfile import load
 
     return load(path, setting)
 

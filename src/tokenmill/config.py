@@ -1,13 +1,12 @@
-"""The config: TOML in, one frozen object out, or every mistake at once with its line and the legal values.
+"""The config's keys, types and defaults: one frozen object. configfile.py reads it from TOML.
 
 Imports nothing heavy and knows no plug-in: whether an engine's flags exist is asked later, by doctor.
 """
 
-import difflib
 import re
-import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -19,17 +18,14 @@ from pydantic import (
     PlainSerializer,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     field_validator,
-    model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from tokenmill import plugins
 from tokenmill.core.gate import Limits
 from tokenmill.core.judge import REJECT_FOR, Rules
 from tokenmill.core.records import Label
-from tokenmill.errors import ConfigError
+from tokenmill.masking import mask_args, mask_env, mask_url, mask_words
 
 _TIME_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_UNITS = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
@@ -37,7 +33,7 @@ _SIZE_UNITS = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "M
 
 def _seconds(value: object) -> object:
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", value)
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(ms|s|m|h|d)\s*", value)
         if not match:
             raise ValueError('not a time such as "90s", "20m" or "2h"')
         return float(match[1]) * _TIME_UNITS[match[2]]
@@ -54,7 +50,7 @@ def _bytes(value: object) -> object:
 
 
 def _time_text(seconds: float) -> str:
-    return f"{seconds:g}s"
+    return f"{seconds!r}s"
 
 
 Seconds = Annotated[PositiveFloat, BeforeValidator(_seconds), PlainSerializer(_time_text)]
@@ -108,20 +104,6 @@ class Engine(Section):
                 raise ValueError(f'{address!r} is not an address such as "http://127.0.0.1:8000"')
         return [address.rstrip("/").removesuffix("/v1") for address in value]
 
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        if self.command and self.kind not in ("openai", "llamacpp"):
-            raise ValueError('command goes with kind = "openai", or names llama-server for kind = "llamacpp"')
-        if self.addresses and self.kind != "openai":
-            raise ValueError('addresses go with kind = "openai" only')
-        if self.addresses and self.command:
-            raise ValueError(
-                "command and addresses exclude each other: tokenmill launches the servers, or they run already"
-            )
-        if self.kind == "openai" and not self.addresses and not self.command:
-            raise ValueError('kind = "openai" needs command (tokenmill launches it) or addresses (it runs already)')
-        return self
-
 
 class Fleet(Section):
     cluster: Literal["local"] = "local"
@@ -138,14 +120,6 @@ class Fleet(Section):
     min_ready: PositiveInt = 1
     drain: Literal["auto"] | Seconds = "auto"
     keep_servers: Literal["no", "stopped", "always"] = "no"
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        if isinstance(self.gpus, list) and not self.gpus:
-            raise ValueError('gpus = [] names no GPU; say gpus = "none" to run without')
-        if self.servers and self.min_ready > self.servers:
-            raise ValueError(f"min_ready = {self.min_ready} is more than servers = {self.servers}")
-        return self
 
 
 class Prompts(Section):
@@ -204,7 +178,7 @@ class Output(Section):
 
 
 class Config(Section):
-    """The whole config. Paths are as written; `load` makes them absolute, relative to the config file's folder."""
+    """The whole config. `configfile.load` makes its paths absolute, relative to the config file's folder."""
 
     name: str = "run"
     model: Model = Model()
@@ -223,18 +197,6 @@ class Config(Section):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
             raise ValueError("must be a folder name of letters, digits, '.', '_' and '-'")
         return value
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        missing = [] if self.prompts.path else ["prompts.path: the prompt set, a .jsonl file for one"]
-        if self.engine.kind == "openai":
-            if not self.model.name:
-                missing.append("model.name: the name the servers know the model by")
-        elif not self.model.path and self.engine.kind != "fake":
-            missing.append("model.path: a model folder, a .gguf file or a hub id")
-        if missing:
-            raise ValueError("missing: " + "; ".join(missing))
-        return self
 
     @property
     def folder(self) -> Path:
@@ -258,146 +220,43 @@ def limits_of(config: Config) -> Limits:
     return Limits(gate.cohort, gate.max_rejected, gate.max_failed, gate.max_truncated, gate.later == "stop")
 
 
-def load(path: Path, settings: list[str] | None = None) -> Config:
-    """Reads a config file and applies `--set a.b=value` overrides; raises ConfigError with every mistake."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: {error.strerror}", fix="tokenmill init > run.toml   writes one to start from"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    for setting in settings or []:
-        _apply(data, setting)
-    return _absolute(validate(data, str(path), _lines(text)), path.parent.resolve())
+def across(data: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Mistakes between keys, each with its key; asked of the plain data, so that one wrong key hides no other."""
+    engine, fleet = _section(data, "engine"), _section(data, "fleet")
+    kind, command, addresses = engine.get("kind", "sglang"), engine.get("command"), engine.get("addresses")
+    if command and kind not in ("openai", "llamacpp"):
+        yield ("engine", "command"), 'goes with kind = "openai", or names llama-server for kind = "llamacpp"'
+    if addresses and kind != "openai":
+        yield ("engine", "addresses"), 'go with kind = "openai" only'
+    if addresses and command:
+        yield ("engine", "addresses"), "exclude command: tokenmill launches the servers, or they run already"
+    if kind == "openai" and not addresses and not command:
+        yield ("engine", "kind"), '"openai" needs command (tokenmill launches it) or addresses (it runs already)'
+    if fleet.get("gpus") == []:
+        yield ("fleet", "gpus"), 'names no GPU; say gpus = "none" to run without'
+    servers, min_ready = fleet.get("servers"), fleet.get("min_ready", 1)
+    if isinstance(servers, int) and isinstance(min_ready, int) and 0 < servers < min_ready:
+        yield ("fleet", "min_ready"), f"{min_ready} is more than servers = {servers}"
+    model = _section(data, "model")
+    if not _section(data, "prompts").get("path"):
+        yield ("prompts", "path"), "is missing: the prompt set, a .jsonl file for one"
+    if kind == "openai" and not model.get("name"):
+        yield ("model", "name"), "is missing: the name by which the servers know the model"
+    if kind not in ("openai", "fake") and not model.get("path"):
+        yield ("model", "path"), "is missing: a model folder, a .gguf file or a hub id"
 
 
-def validate(data: dict[str, Any], source: str, lines: dict[tuple[str, ...], int] | None = None) -> Config:
-    """Checks plain data; `source` and `lines` (key path → line) name the place of each mistake."""
-    try:
-        return Config.model_validate(data)
-    except ValidationError as error:
-        mistakes = _mistakes(error.errors(), source, lines or {})
-    count = "one mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-    raise ConfigError(
-        f"{count} in {source}:\n  " + "\n  ".join(mistakes), fix="tokenmill init   prints every key with its default"
-    )
-
-
-def _mistakes(errors: list[ErrorDetails], source: str, lines: dict[tuple[str, ...], int]) -> list[str]:
-    """One line a mistake; the several complaints of a union about one key become one."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    for error in errors:
-        key = _key(tuple(str(part) for part in error["loc"]))
-        text = _complaint(error, key)
-        if text not in found.setdefault(key, []):
-            found[key].append(text)
-    result = []
-    for key, texts in found.items():
-        place = next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), None)
-        where = f"{source}:{place}" if place else source
-        result.append(f"{where}: {'.'.join(key)}{': ' if key else ''}{', or '.join(texts)}")
-    return result
-
-
-def _key(loc: tuple[str, ...]) -> tuple[str, ...]:
-    """The config's own key path: pydantic adds the branch of a union behind it."""
-    model: type[BaseModel] | None = Config
-    key: list[str] = []
-    for part in loc:
-        if model is None:
-            break
-        key.append(part)
-        field = model.model_fields.get(part)
-        annotation = field.annotation if field else None
-        model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-    return tuple(key)
-
-
-def _complaint(error: ErrorDetails, key: tuple[str, ...]) -> str:
-    if error["type"] == "extra_forbidden":
-        known = _known_keys(key[:-1])
-        near = difflib.get_close_matches(key[-1], known, 1)
-        return f"unknown key{f', did you mean {near[0]}?' if near else ''} (known here: {', '.join(known)})"
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    shown = repr(error["input"]) if isinstance(error["input"], str | int | float | bool) else ""
-    return f"must be {message}{f', not {shown}' if shown else ''}" if error["msg"].startswith("Input") else message
-
-
-def _known_keys(section: tuple[str, ...]) -> list[str]:
-    model: type[BaseModel] = Config
-    for part in section:
-        annotation = model.model_fields[part].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    return sorted(model.model_fields)
-
-
-def _lines(text: str) -> dict[tuple[str, ...], int]:
-    """Key path → line number, for the plain forms of TOML that people write; good enough to point at a mistake."""
-    table: tuple[str, ...] = ()
-    found: dict[tuple[str, ...], int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if match := re.match(r"\s*\[+\s*([^\]#]+?)\s*\]", line):
-            table = tuple(part.strip().strip("\"'") for part in match[1].split("."))
-            found.setdefault(table, number)
-        elif match := re.match(r"\s*([A-Za-z0-9_\-.\"']+)\s*=", line):
-            found.setdefault((*table, *(part.strip("\"'") for part in match[1].split("."))), number)
-    return found
-
-
-def _apply(data: dict[str, Any], setting: str) -> None:
-    name, sep, text = setting.partition("=")
-    keys = name.strip().split(".")
-    if not sep or not all(keys):
-        raise ConfigError(f"--set {setting}: must be key=value, such as --set generation.max_tokens=4096")
-    try:
-        value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word, as a shell leaves it of "word"
-    for key in keys[:-1]:
-        data = data.setdefault(key, {})
-        if not isinstance(data, dict):
-            raise ConfigError(f"--set {setting}: {key} is a value, not a table")
-    data[keys[-1]] = value
-
-
-def _absolute(config: Config, base: Path) -> Config:
-    """Paths are relative to the config file; a hub id is no path."""
-
-    def resolve(text: str) -> str:
-        return str((base / Path(text).expanduser()).resolve()) if text else text
-
-    model = config.model
-    path = Path(model.path).expanduser()
-    is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", model.path) and not (base / path).exists()
-    return config.model_copy(
-        update={
-            "model": model if is_hub_id or not model.path else model.model_copy(update={"path": resolve(model.path)}),
-            "prompts": config.prompts.model_copy(update={"path": resolve(config.prompts.path)}),
-            "output": config.output.model_copy(update={"dir": resolve(config.output.dir)}),
-        }
-    )
-
-
-_SECRET = re.compile(r"token|key|secret|passw|credential|auth", re.IGNORECASE)
+def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = data.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def shown(config: Config) -> dict[str, Any]:
-    """The config as plain data that may be kept and shown: no None, no value whose name says that it is a secret."""
+    """The config as plain data that may be kept and shown: no None, and secrets masked."""
     data = config.model_dump(mode="json", exclude_none=True)
     engine = data["engine"]
-    engine["env"] = {k: "***" if _SECRET.search(k) else v for k, v in engine["env"].items()}
-    engine["args"] = {k: "***" if _is_secret_flag(k) else v for k, v in engine["args"].items()}
-    engine["addresses"] = [re.sub(r"//[^/@]*@", "//***@", address) for address in engine["addresses"]]
+    engine["env"] = mask_env(engine["env"])
+    engine["args"] = mask_args(engine["args"])
+    engine["command"] = mask_words(engine["command"])
+    engine["addresses"] = [mask_url(address) for address in engine["addresses"]]
     return data
-
-
-def _is_secret_flag(name: str) -> bool:
-    return re.search(r"api[-_]?key|password|secret", name, re.IGNORECASE) is not None

@@ -44,22 +44,27 @@ BATCH = 4096
 
 
 def briefs(data: Path, tell: Callable[[str], None] = lambda text: None) -> Iterator[Brief]:
-    """All ended records in the order in which they were written; `tell` hears of lines that are not whole."""
-    sealed = parts(data)
-    if sealed:
-        import pyarrow.parquet as pq
+    """All ended records, the newest files first, so that of an id met again the first is the one that counts.
 
-        for part in sealed:
-            with pq.ParquetFile(part) as file:
-                for batch in file.iter_batches(batch_size=BATCH, columns=list(Brief.__struct_fields__)):
-                    columns = [batch.column(name).to_pylist() for name in Brief.__struct_fields__]
-                    yield from map(Brief, *columns)
-    for journal in journals(data):
+    `tell` hears of lines that are not whole.
+    """
+    for journal in reversed(journals(data)):
         for number, line in enumerate(_lines(journal), 1):
             if is_whole(line):
                 yield _brief.decode(plain(line))
             elif line.strip():
                 tell(f"{journal.name}:{number}: not a whole record; its id counts as not done")
+    for part in reversed(parts(data)):
+        yield from _part_briefs(part)
+
+
+def _part_briefs(part: Path) -> Iterator[Brief]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(part) as file:
+        for batch in file.iter_batches(batch_size=BATCH, columns=list(Brief.__struct_fields__)):
+            columns = [batch.column(name).to_pylist() for name in Brief.__struct_fields__]
+            yield from map(Brief, *columns)
 
 
 def _lines(journal: Path) -> Iterator[bytes]:

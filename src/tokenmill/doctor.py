@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from tokenmill import plugins, prompts
+from tokenmill import plugins, prompts, rows
 from tokenmill.config import Config
 from tokenmill.core.capacity import servers_for
 from tokenmill.engines.base import Engine, normal
@@ -79,8 +79,9 @@ def examine(context: Context, skip: tuple[str, ...] = ()) -> list[Finding]:
 
 
 def check_prompts(context: Context) -> Iterator[Finding]:
+    """The prompt set can be read and holds a row."""
     path = Path(context.config.prompts.path)
-    names = prompts.files(path)
+    names = rows.files(path)
     first = next(prompts.rows(path), None)
     if first is None:
         yield Finding("prompts", "fail", str(path), f"{path} holds no row", "one JSON object a line")
@@ -89,6 +90,7 @@ def check_prompts(context: Context) -> Iterator[Finding]:
 
 
 def check_model(context: Context) -> Iterator[Finding]:
+    """The model's files are whole, and of the kind that the engine loads."""
     path = Path(context.config.model.path)
     if context.config.engine.kind in ("openai", "fake") or not path.is_absolute():
         return
@@ -106,6 +108,7 @@ def check_model(context: Context) -> Iterator[Finding]:
 
 
 def check_output(context: Context) -> Iterator[Finding]:
+    """The run folder can be written, lies on a local disk, and has room."""
     path = context.folder.path
     place = filesystems.existing(path)
     mount = filesystems.mount_of(place)
@@ -124,6 +127,7 @@ def check_output(context: Context) -> Iterator[Finding]:
 
 
 def check_engine(context: Context) -> Iterator[Finding]:
+    """The engine is installed in its environment, and knows every flag of the config."""
     config = context.config
     if not context.engine.package or config.engine.command:
         return
@@ -149,6 +153,7 @@ def check_engine(context: Context) -> Iterator[Finding]:
 
 
 def check_gpus(context: Context) -> Iterator[Finding]:
+    """As many GPUs as asked for are there, and nobody else uses them."""
     fleet = context.config.fleet
     if fleet.gpus == "none" or context.config.engine.addresses:
         return
@@ -168,6 +173,7 @@ def check_gpus(context: Context) -> Iterator[Finding]:
 
 
 def check_ports(context: Context) -> Iterator[Finding]:
+    """The servers' first ports are free; one that is not costs a warning, since a server moves."""
     config = context.config
     if config.engine.addresses:
         return

@@ -33,6 +33,7 @@ class EventLog:
         self._shown = shown
 
     def add(self, event: Event) -> None:
+        """Shows an event and writes it down."""
         self._shown(event)
         try:
             with self._path.open("ab") as out:

@@ -16,7 +16,7 @@ from tokenmill.core.records import NULL, Prompt, Record, failed
 from tokenmill.core.schedule import cohorts, spread
 from tokenmill.errors import BadPromptError
 from tokenmill.ledger import Ledger
-from tokenmill.prompts import RawRow
+from tokenmill.rows import RawRow
 
 BATCH = 256
 """Prompts read ahead: a quarter of a megabyte of usual rows."""

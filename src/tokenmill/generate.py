@@ -168,6 +168,7 @@ class Pump:
         lane.held = True
 
     def resume(self, lane: Lane) -> None:
+        """The doubt is over: prompts again."""
         lane.held = False
         lane.broken_in_row = 0
         self._feed()

@@ -15,12 +15,14 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from tokenmill import dataset, prompts
+from tokenmill import dataset
 from tokenmill.core import judge
 from tokenmill.core.judge import CLOSE, OPEN, Reading, Rules, Verdict
-from tokenmill.core.records import FAILURES, Completion, Record
-from tokenmill.engines.base import text_of_fields
+from tokenmill.core.records import FAILURES, NULL, Completion, Record
+from tokenmill.engines.base import as_ids, text_of_fields
 from tokenmill.errors import UsageError
+from tokenmill.prompts import UNREADABLE
+from tokenmill.rows import files, rows
 
 SHORT_MASK = 16
 """Supervised tokens below which a row teaches next to nothing: an empty thought, "OK." and the end token are 6."""
@@ -72,7 +74,7 @@ def inspect(path: Path, rules: Rules | None = None) -> Inspection:
     elif ours := _own_parts(path):
         _inspect_records((record for part in ours for record in dataset.part_records(part)), findings)
     else:
-        for raw in prompts.rows(path):
+        for raw in rows(path, _Row.__struct_fields__):
             _inspect_row(raw.place, raw.data, findings)
     if not findings.rows:
         raise UsageError(f"{path} holds no row")
@@ -81,12 +83,12 @@ def inspect(path: Path, rules: Rules | None = None) -> Inspection:
 
 def _own_parts(path: Path) -> list[Path]:
     """The files of a Parquet export or of a run's data folder: they hold records, which say more than messages."""
-    if not any(file.suffix == ".parquet" for file in prompts.files(path)):
+    if not any(file.suffix == ".parquet" for file in files(path)):
         return []
     import pyarrow.parquet as pq
 
     wanted = {"key", "labels", "output_ids", "parts"}
-    return [file for file in prompts.files(path) if wanted <= set(pq.read_schema(file).names)]
+    return [file for file in files(path) if wanted <= set(pq.read_schema(file).names)]
 
 
 def _inspect_records(records: Iterable[Record], findings: _Findings) -> None:
@@ -104,9 +106,9 @@ class _Row(msgspec.Struct):
     id: Any = None
     messages: list[dict[str, Any]] | None = None
     conversations: list[dict[str, Any]] | None = None
-    input_ids: list[int] | None = None
-    loss_mask: list[int] | None = None
-    finish_reason: str = ""
+    input_ids: msgspec.Raw = NULL
+    loss_mask: msgspec.Raw = NULL
+    finish_reason: str | None = None
 
 
 _row = msgspec.json.Decoder(_Row)
@@ -115,19 +117,18 @@ _row = msgspec.json.Decoder(_Row)
 def _inspect_row(place: str, data: bytes, findings: _Findings) -> None:
     try:
         row = _row.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         findings.add(place, ("bad_prompt",), f"not readable: {error}", None)
         return
     name = place if row.id is None else str(row.id)
-    if row.input_ids is not None and row.loss_mask is not None:
-        supervised = sum(row.loss_mask)
-        if len(row.input_ids) != len(row.loss_mask):
-            findings.add(
-                name, ("bad_prompt",), f"{len(row.input_ids)} ids and {len(row.loss_mask)} mask entries", supervised
-            )
+    if row.input_ids != NULL and row.loss_mask != NULL:
+        ids, (entries, supervised) = as_ids(row.input_ids), _mask(row.loss_mask)
+        tokens = 0 if ids == NULL else bytes(ids).count(b",") + 1
+        labels: tuple[str, ...] = ("empty",) if supervised == 0 else ("short_mask",) if supervised < SHORT_MASK else ()
+        if tokens != entries:
+            findings.add(name, ("bad_prompt",), f"{tokens} ids and {entries} mask entries", supervised)
         else:
-            labels = ("empty",) if supervised == 0 else ("short_mask",) if supervised < SHORT_MASK else ()
-            findings.add(name, labels, f"{supervised} supervised tokens of {len(row.input_ids)}", supervised)
+            findings.add(name, labels, f"{supervised} supervised tokens of {tokens}", supervised)
         return
     turns = row.messages or row.conversations
     last = turns[-1] if turns else {}
@@ -137,6 +138,18 @@ def _inspect_row(place: str, data: bytes, findings: _Findings) -> None:
     findings.add(name, *_judge_turn(last, row.finish_reason or "stop", findings.rules), None)
 
 
+def _mask(raw: msgspec.Raw) -> tuple[int, int]:
+    """A mask's entries and how many of them are on; no entries where it holds anything but 0 and 1, true and false.
+
+    Counted in the bytes, since 8,000 entries take 0.3 ms as numbers.
+    """
+    data = bytes(as_ids(raw))
+    if data == b"null":
+        return 0, 0
+    data = data.replace(b"true", b"1").replace(b"false", b"0")
+    return (0, 0) if data.translate(None, b"[],01") else (data.count(b",") + 1, data.count(b"1"))
+
+
 def _judge_turn(turn: dict[str, Any], finish: str, rules: Rules) -> tuple[tuple[str, ...], str]:
     content = turn.get("content", turn.get("value"))
     content = content if isinstance(content, str) else ""
@@ -144,8 +157,8 @@ def _judge_turn(turn: dict[str, Any], finish: str, rules: Rules) -> tuple[tuple[
     thought = next((value for value in fields if isinstance(value, str) and value), "")
     text = text_of_fields(thought, content, finish)
     thinking = bool(fields) or OPEN in text or CLOSE in text
-    # Without a tokenizer a token is taken for four characters: enough to tell an empty thought from a short one.
-    completion = Completion(text, finish, output_tokens=len(text) // 4)
+    # Without a tokenizer a token is taken for four bytes: enough to tell an empty thought from a short one.
+    completion = Completion(text, finish, output_tokens=len(text.encode("utf-8", "replace")) // 4)
     return judge.measure(completion, Reading(thinking, opened=None), rules).labels, text
 
 

@@ -6,7 +6,7 @@ import re
 import secrets
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,10 @@ def spec(
 
 
 def _numbered(value: Any, index: int) -> Any:
+    if isinstance(value, list):
+        return [_numbered(item, index) for item in value]
+    if isinstance(value, dict):
+        return {name: _numbered(item, index) for name, item in value.items()}
     return value.replace("{index}", str(index)) if isinstance(value, str) else value
 
 
@@ -114,11 +118,12 @@ def environment(config: Config, place: Place, engine: Engine, launch: Launch, tm
     return env
 
 
-def fingerprint(launch: Launch, spec: Spec, config: Config, place: Place) -> str:
+def fingerprint(engine: Engine, spec: Spec, config: Config, place: Place) -> str:
     """Whether two launches are alike but for ports and identity: a living server of the same one is adopted."""
-    words = [*launch.argv, *(f"{k}={v}" for k, v in sorted({**launch.env, **config.engine.env}.items())), place.label]
-    masked = [re.sub(rf"{re.escape(spec.nonce)}|\b({spec.port}|{spec.internal_port})\b", "·", word) for word in words]
-    return hashlib.sha256("\0".join(masked).encode()).hexdigest()[:16]
+    command = engine.command(replace(spec, nonce="", port=0, internal_port=0))
+    env = {**command.env, **config.engine.env}
+    words = [*command.argv, *(f"{name}={value}" for name, value in sorted(env.items())), place.label]
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
 
 
 def tmp_folder(run: Path, index: int) -> Path:

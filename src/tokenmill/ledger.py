@@ -52,7 +52,7 @@ class Ledger:
             self._states[index.keys % np.uint64(of) != np.uint64(part)] = NOT_ASKED
 
     def load(self, briefs: Iterable[Brief], rules: Rules, gate: Gate) -> Found:
-        """Takes in all that is stored; later rows of one id supersede earlier ones."""
+        """Takes in all that is stored, newest first: older records of an id are superseded."""
         order = np.argsort(self.index.keys)
         keys = self.index.keys[order]
         found = Found()
@@ -70,6 +70,8 @@ class Ledger:
         if row < 0 or brief.sample >= self.samples or self._states[row, brief.sample] == NOT_ASKED:
             found.strangers += 1
             return
+        if self._states[row, brief.sample] != PENDING:
+            return  # superseded: a newer record of this id was met before
         if int(brief.digest, 16) != int(self.index.digests[row]):
             found.changed.append(brief.key)
             return
@@ -99,6 +101,7 @@ class Ledger:
         return np.flatnonzero(self._states[:, 0] != NOT_ASKED)
 
     def counts(self) -> PromptCounts:
+        """The ids asked for, by what became of them."""
         counts = np.bincount(self._states.ravel(), minlength=5).tolist()
         return PromptCounts(
             total=sum(counts) - counts[NOT_ASKED],

@@ -273,7 +273,7 @@ def spawn(job: Job, place: Place, where: ports.Ports) -> tuple[Spec, ServerEntry
         internal_port=spec.internal_port,
         gpu=place.label,
         nonce=spec.nonce,
-        launch=launch.fingerprint(command, spec, job.config, place),
+        launch=launch.fingerprint(job.engine, spec, job.config, place),
         log_start=log_start,
     )
     return spec, entry, process

@@ -137,7 +137,7 @@ class LocalNode:
                 why = why or "this run has no such server"
             elif not why:
                 spec = spec_for(job, place, ports.Ports(entry.port, entry.internal_port), entry.nonce)
-                if launch.fingerprint(job.engine.command(spec), spec, self.config, place) != entry.launch:
+                if launch.fingerprint(job.engine, spec, self.config, place) != entry.launch:
                     why = "it was launched with other flags, model or cards"
             if why:
                 self._say("leftover", f"server {entry.index}, pid {entry.process.pid}, is ended: {why}")
@@ -328,6 +328,7 @@ def survivors(folder: RunFolder) -> list[ServerEntry]:
 
 
 def is_alive(entry: ServerEntry) -> bool:
+    """Whether any process of a launched server still lives, its main one or one it left behind."""
     if entry.process.boot != processes.boot_id():
         return False
     return processes.alive(entry.process) or bool(processes.members(NO_GROUP, entry.nonce))

@@ -53,6 +53,8 @@ class Example(msgspec.Struct, frozen=True):
 
 
 class ServerRow(msgspec.Struct):
+    """A server's share of the run; `seconds` are those of its requests, one by one."""
+
     name: str
     completions: int = 0
     tokens: int = 0

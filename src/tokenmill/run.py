@@ -46,6 +46,7 @@ class Interrupts:
         self._tasks: set[asyncio.Future[None]] = set()
 
     def interrupt(self, number: signal.Signals) -> None:
+        """What a signal does: drain at the first, cut at the second."""
         self.count += 1
         if self.stop is None:
             self._log.say("run", f"{number.name}: ends before generation", "warn")

@@ -45,13 +45,13 @@ SCHEMA = pa.schema(
         ("prompt_tokens", pa.int32()),
         ("output_tokens", pa.int32()),
         ("reasoning_tokens", pa.int32()),
-        ("repetition", pa.float32()),
+        ("repetition", pa.float64()),
         ("thinking", pa.bool_()),
         ("server", pa.string()),
         ("attempt", pa.int32()),
         ("started", pa.float64()),
-        ("seconds", pa.float32()),
-        ("accept_length", pa.float32()),
+        ("seconds", pa.float64()),
+        ("accept_length", pa.float64()),
         ("labels", pa.list_(pa.string())),
         ("error", pa.string()),
     ]
@@ -134,6 +134,7 @@ def _ids(raw: msgspec.Raw) -> "np.ndarray[Any, np.dtype[np.int32]] | None":
 
 
 def main(argv: list[str]) -> int:
+    """Seals a journal at low priority."""
     os.nice(NICE)
     seal(Path(argv[0]), Path(argv[1]))
     return 0

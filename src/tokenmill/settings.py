@@ -16,6 +16,7 @@ from tokenmill.config import Config
 from tokenmill.engines.base import Engine, Sampling, normal
 from tokenmill.errors import GuardError
 from tokenmill.machine import modelfiles
+from tokenmill.masking import mask_args
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -51,7 +52,7 @@ def of(config: Config, model: Path | None, version: str) -> Settings:
     """The settings of a run; `model` is its folder or file, None where there is none to read."""
     drawn = sampling(config, model)
     engine: Engine = plugins.load("engines", config.engine.kind)()
-    args = {normal(name): value for name, value in config.engine.args.items()}
+    args = mask_args({normal(name): value for name, value in config.engine.args.items()})
     content = {
         "model": config.served_name,
         "model_fingerprint": modelfiles.fingerprint(model) if model is not None and model.exists() else "",

@@ -20,6 +20,10 @@ from tokenmill.events import Event
 
 LINE_EVERY_S = 10.0
 
+PHASE_WIDTH = 18
+OTHER_COLUMNS, LEAST_PROBLEM = 84, 12
+"""What the other columns take at most, and the least room that a problem's words are worth: else they are left out."""
+
 QUIET_KINDS = frozenset({"state"})
 """Events that the table shows anyway."""
 
@@ -111,6 +115,7 @@ class View:
             self.say(f"    fix: {event.fix}", "dim")
 
     def say(self, text: str, level: str = "info") -> None:
+        """A line for the terminal and for run.log."""
         self._write_log(text)
         style = {"warn": "yellow", "error": "red", "dim": "dim"}.get(level, "")
         if not self._detached:
@@ -173,47 +178,51 @@ def line(status: RunStatus) -> str:
 
 
 def table(status: RunStatus, width: int) -> RenderableType:
-    """The run as a table: counts and rates, a bar, a row per server."""
+    """The run as a table: counts and rates, a bar, a row per server. Nothing wraps: what has no room is left out."""
     counts = status.prompts
     done = counts.total - counts.pending
-    head = Table.grid(padding=(0, 2))
-    head.add_row(
-        Text(status.run, style="bold"),
-        Text(status.state, style="cyan"),
-        f"{done:,} / {counts.total:,}",
-        f"{status.tokens_per_s:,.0f} tok/s",
-        f"slots {status.slots_busy:.0%} busy" if status.slots_busy is not None else "",
-        f"{duration(status.eta_s)} to go" if status.eta_s is not None else "",
-    )
-    labels = ", ".join(f"{name} {count:,}" for name, count in sorted(status.labels.items(), key=lambda kv: -kv[1])[:4])
-    verdicts = Text(f"accepted {counts.accepted:,} · rejected {counts.rejected:,} · failed {counts.failed:,}")
-    if labels:
-        verdicts.append(f" · {labels}", style="dim")
-    bar = ProgressBar(total=max(counts.total, 1), completed=done, width=min(width, 100))
+    words = [f"{done:,} / {counts.total:,}", f"{status.tokens_per_s:,.0f} tok/s"]
+    if status.eta_s is not None:
+        words.append(f"{duration(status.eta_s)} to go")
+    if status.slots_busy is not None:
+        words.append(f"slots {status.slots_busy:.0%} busy")
+    head = Text.assemble((status.run, "bold"), "  ", (status.state, "cyan"), no_wrap=True, overflow="ellipsis")
+    for word in words:
+        head.append(f"  {word}")
+    verdicts = Text(no_wrap=True, overflow="ellipsis")
+    verdicts.append(f"accepted {counts.accepted:,} · rejected {counts.rejected:,} · failed {counts.failed:,}")
+    for name, count in sorted(status.labels.items(), key=lambda kv: -kv[1])[:4]:
+        verdicts.append(f" · {name} {count:,}", style="dim")
+    bar = Table.grid(padding=(0, 1))
+    total = max(counts.total, 1)
+    bar.add_row(ProgressBar(total=total, completed=done, width=min(width - 8, 72)), f"{done / total:.1%}")
     return Group(head, bar, verdicts, servers(status.servers, width))
 
 
 def servers(rows: tuple[ServerStatus, ...], width: int) -> Table:
     """A row per server; narrow terminals lose the right-most columns, never the state."""
-    grid = Table(box=None, padding=(0, 1), show_edge=False)
-    wide = width >= 110
-    for name in ("server", "state", "phase", "in flight", "tok/s", "restarts", "last problem"):
-        grid.add_column(
-            name, no_wrap=True, overflow="ellipsis", max_width=None if wide or name != "last problem" else 24
-        )
+    grid = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
+    for name in ("server", "state", "phase", "in flight", "tok/s", "restarts"):
+        grid.add_column(name, no_wrap=True)
+    room = width - OTHER_COLUMNS
+    if room >= LEAST_PROBLEM:
+        grid.add_column("last problem", no_wrap=True)
     for row in rows:
         where = f"{row.node}/{row.index}" if row.node else str(row.index)
         card = "" if row.gpu in ("none", "") else f" (GPU {row.gpu})"
         phase = f"{row.phase} {row.percent:.0f}%" if row.phase else ""
         tokens = f"{row.tokens_per_s:,.0f}" if row.capacity else ""
         accept = f" ×{row.accept_length:.2f}" if row.accept_length else ""
-        grid.add_row(
+        cells: list[RenderableType] = [
             f"{where}{card}",
             Text(row.state, style=_STATE_STYLE.get(row.state, "")),
-            phase,
+            phase[:PHASE_WIDTH],
             f"{row.in_flight}/{row.capacity}" if row.capacity else "",
             f"{tokens}{accept}",
             str(row.restarts) if row.restarts else "",
-            row.last_error,
-        )
+        ]
+        if room >= LEAST_PROBLEM:
+            problem = row.last_error
+            cells.append(problem if len(problem) <= room else problem[: room - 1] + "…")
+        grid.add_row(*cells)
     return grid

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from tokenmill.core.judge import TRUNCATED, Verdict
 from tokenmill.core.records import PROMPT_FAULTS
 
+ROUNDING = 1e-9  # 0.29 × 100 is 28.999…: a cohort at exactly its share is not above it
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -66,16 +68,13 @@ class Gate:
         """Says how many ids a cohort has; until told, it is taken to be full."""
         self._tally(cohort).size = size
 
-    def passed(self, cohort: int) -> bool:
-        tally = self.tallies.get(cohort)
-        return tally is not None and tally.ended >= tally.size and self._bad(tally) is None
-
     def observe(self, cohort: int, verdict: Verdict, labels: Iterable[str]) -> Alarm | None:
+        """Counts one ended id; returns the cohort's alarm if that made it inevitable."""
         tally = self._tally(cohort)
         names = tuple(labels)
         tally.ended += 1
-        if verdict is not Verdict.ACCEPTED:
-            for name in names:
+        for name in names:
+            if verdict is not Verdict.ACCEPTED or name in TRUNCATED:
                 tally.labels[name] = tally.labels.get(name, 0) + 1
         tally.rejected += verdict is Verdict.REJECTED
         tally.failed += verdict is Verdict.FAILED and PROMPT_FAULTS.isdisjoint(names)
@@ -104,6 +103,6 @@ class Gate:
             ("rejected", tally.rejected, self.limits.max_rejected),
             ("truncated", tally.truncated, self.limits.max_truncated),
         ):
-            if count > allowed * tally.size:
+            if count > allowed * tally.size + ROUNDING:
                 return what, count, allowed
         return None

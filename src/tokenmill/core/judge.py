@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from tokenmill.core.records import FAILURES, Completion, Parts
+from tokenmill.core.records import FAILURES, NULL, Completion, Parts
 
 OPEN, CLOSE = "<think>", "</think>"
 _OPEN, _CLOSE, _EITHER = OPEN.encode(), CLOSE.encode(), b"think>"
@@ -160,7 +160,7 @@ def _is_bad_text(raw: bytes) -> bool:
 
 
 def _lacks_end(ids: msgspec.Raw, end_ids: frozenset[bytes]) -> bool:
-    if not end_ids or ids == b"null":
+    if not end_ids or ids == NULL:
         return False
     raw = bytes(ids)
     return raw[max(raw.rfind(b","), 0) + 1 : -1] not in end_ids

@@ -142,15 +142,16 @@ def _healthy(server: Server, now: float) -> Step:
 def _canary_passed(server: Server, now: float) -> Step:
     if server.state is not State.CANARY:
         return server, ()
-    return replace(_enter(server, State.READY, now), phase="", ever_ready=True), (Admit(),)
+    return replace(_enter(server, State.READY, now), phase="", ready_at=now), (Admit(),)
 
 
 def _stop(server: Server, now: float) -> Step:
     if server.state in FINAL or server.state is State.STOPPING:
         return server, ()
+    if server.state in LIVE and not server.owned:
+        return replace(_enter(server, State.STOPPED, now), gone=True), (Withdraw(),)
     if server.state in LIVE:
-        actions: tuple[Action, ...] = (Withdraw(), Terminate())
-        return _enter(server, State.STOPPING, now), actions
+        return _enter(server, State.STOPPING, now), (Withdraw(), Terminate())
     if not server.gone:
         return _enter(server, State.STOPPING, now), ()  # its end was ordered when it failed
     return _enter(server, State.STOPPED, now), ()
@@ -163,7 +164,7 @@ def _gone(server: Server, now: float) -> Step:
 
 def _fail(server: Server, failure: Failure, now: float) -> Step:
     """A life has ended: withdraw, kill, then decide when and whether to start again."""
-    good = server.state in SERVING and now - server.since >= GOOD_WHILE
+    good = server.state in SERVING and server.ready_at is not None and now - server.ready_at >= GOOD_WHILE
     first = server.timing.backoff
     backoff = first if good else server.next_backoff or first
     server = replace(server, failure=failure)

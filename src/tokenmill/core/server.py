@@ -236,7 +236,7 @@ class Server:
     gone: bool = True
     memory_failures: int = 0
     fresh_ports: bool = False
-    ever_ready: bool = False
+    ready_at: float | None = None
     failure: Failure | None = None
     story: tuple[str, ...] = ()
 
@@ -257,7 +257,7 @@ def fleet(servers: tuple[Server, ...]) -> Fleet:
     """Hopeless: every server failed in a way that no restart mends, or failed all its starts and was never ready."""
     ready = sum(server.state in SERVING for server in servers)
     lost = (
-        server.state is State.FAILED or (server.state is State.QUARANTINED and not server.ever_ready)
+        server.state is State.FAILED or (server.state is State.QUARANTINED and server.ready_at is None)
         for server in servers
     )
     return Fleet(ready, bool(servers) and all(lost))

@@ -296,7 +296,7 @@ def decode_json(body: bytes, decoder: "msgspec.json.Decoder[Any]") -> tuple[Any,
     """
     try:
         return decoder.decode(body), False
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         try:
             loose = json.dumps(json.loads(body.decode("utf-8", "replace")), ensure_ascii=False)
             whole = loose.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -334,6 +334,7 @@ class PhaseTable:
         self.rows = [(re.compile(pattern), name, start, end) for pattern, name, start, end in rows]
 
     def match(self, line: str) -> Phase | None:
+        """The phase of the first row that a line matches, None where none does."""
         for pattern, name, start, end in self.rows:
             if found := pattern.search(line):
                 own = int(found[1]) if pattern.groups else 0

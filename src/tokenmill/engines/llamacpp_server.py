@@ -42,6 +42,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
+    """Loads the model and serves until SIGTERM; 1 where the wheel or the file is missing."""
     args = arguments(argv)
     try:
         import xllamacpp

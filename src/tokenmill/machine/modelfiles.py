@@ -79,9 +79,12 @@ def problems(model: Path) -> list[str]:
     if not model.exists():
         return [f"{model} does not exist"]
     if model.is_file():
-        head = model.open("rb").read(4)
+        with model.open("rb") as file:
+            head = file.read(4)
         return [] if head == b"GGUF" else [f"{model} is not a GGUF file: it begins with {head!r}"]
     found = [] if (model / "config.json").is_file() else [f"{model}/config.json is missing"]
+    blobs = model.parent.parent / "blobs" if model.parent.name == "snapshots" else None
+    found += [f"{part} is an unfinished download" for part in (blobs.glob("*.incomplete") if blobs else ())]
     files = weight_files(model)
     if not files and not list(model.glob("*.bin")) + list(model.glob("*.gguf")):
         found.append(f"{model} holds no weights (*.safetensors)")
@@ -100,23 +103,13 @@ def _shard_problem(file: Path) -> str:
             if size < 8 or length > size:
                 return f"{file} is cut off: {size} bytes"
             header = json.loads(stream.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        expected = 8 + length + max(ends, default=0)
     except FileNotFoundError:
         return f"{file} is missing" + (" (a dangling link)" if os.path.islink(file) else "")  # noqa: PTH114
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         return f"{file} has no readable header: {error}"
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    expected = 8 + length + max(ends, default=0)
     return "" if size == expected else f"{file} has {size} bytes, its header says {expected}"
-
-
-def context_length(model: Path) -> int | None:
-    """The longest context the model was made for, in tokens."""
-    config = read_json(model / "config.json") if model.is_dir() else {}
-    for owner in (config, config.get("text_config") or {}):
-        value = owner.get("max_position_embeddings")
-        if isinstance(value, int):
-            return value
-    return None
 
 
 def fingerprint(model: Path) -> str:

@@ -54,6 +54,7 @@ def stat(pid: int) -> Stat | None:
 
 
 def identify(pid: int) -> ProcessId | None:
+    """A living process by what sets it apart from every other; None where there is none."""
     found = stat(pid)
     return ProcessId(pid, found.start, boot_id()) if found else None
 

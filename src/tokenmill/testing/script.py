@@ -67,6 +67,7 @@ class Script:
         return _share(prompt, "bad") < self.bad
 
     def thought(self, prompt: str) -> str:
+        """What it thinks before the answer; empty where the script says so."""
         if self.is_bad(prompt) or (not is_canary(prompt) and _share(prompt, "empty") < self.empty_reasoning):
             return ""
         return f"The prompt {fingerprint(prompt)} asks for something, so I think it over and look at it from all sides."
@@ -81,6 +82,7 @@ class Script:
         return f"ANSWER {fingerprint(prompt)} {' '.join(words)}."
 
     def latency_s(self, prompt: str, rng: random.Random) -> float:
+        """Seconds until the answer."""
         mean = self.bad_latency_ms if self.is_bad(prompt) and self.bad_latency_ms else self.latency_ms
         if mean <= 0:
             return 0.0

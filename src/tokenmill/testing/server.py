@@ -33,6 +33,7 @@ class Server:
         self._broken = False
 
     def app(self) -> web.Application:
+        """Its routes."""
         app = web.Application(client_max_size=1 << 30)
         app.add_routes(
             [
@@ -58,6 +59,7 @@ class Server:
         return web.Response(status=200 if self._warm else 503)
 
     async def models(self, request: web.Request) -> web.Response:
+        """/v1/models, with the nonce as a second name."""
         names = [self.script.model, *([self.script.nonce] if self.script.nonce else [])]
         return web.json_response({"data": [{"id": name, "max_model_len": self.script.context} for name in names]})
 
@@ -65,12 +67,14 @@ class Server:
         return web.json_response({"model_path": self.script.model, "weight_version": self.script.nonce})
 
     async def server_info(self, request: web.Request) -> web.Response:
+        """SGLang's page of what it can run."""
         state = {"effective_max_running_requests_per_dp": self.script.slots}
         return web.json_response(
             {"version": "0.5.11", "context_length": self.script.context, "internal_states": [state]}
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
+        """Prometheus text, in its own names and in SGLang's."""
         lines = [
             "# TYPE fake:running gauge",
             f"fake:running {self.running}",
@@ -92,6 +96,7 @@ class Server:
 
     # -- generations -------------------------------------------------------------------------------------------------
     async def chat(self, request: web.Request) -> web.StreamResponse:
+        """The chat dialect: thinks where the request's switch is on."""
         body = await request.json()
         prompt = str(body["messages"][-1].get("content") or "") if body.get("messages") else ""
         switch = (body.get("chat_template_kwargs") or {}).get("enable_thinking", False)
@@ -100,6 +105,7 @@ class Server:
         )
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
+        """SGLang's own dialect: ids in, ids out."""
         body = await request.json()
         prompt = " ".join(map(str, body.get("input_ids") or [body.get("text", "")]))
         thinking = not self.script.ignore_thinking or "regex" in (body.get("sampling_params") or {})
@@ -238,6 +244,7 @@ async def serve(script: Script) -> None:
 
 
 def main(argv: list[str]) -> int:
+    """Does what the script says of the start, then serves."""
     script = parse(argv)
     for line in script.log.split("|") if script.log else ():
         sys.stderr.write(line + "\n")
