@@ -35,7 +35,7 @@ def _seconds(value: object) -> object:
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(ms|s|m|h|d)\s*", value)
         if not match:
-            raise ValueError('not a time such as "90s", "20m" or "2h"')
+            raise ValueError('must be a time such as "90s", "20m" or "2h"')
         return float(match[1]) * _TIME_UNITS[match[2]]
     return value
 
@@ -44,7 +44,7 @@ def _bytes(value: object) -> object:
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B|B)\s*", value)
         if not match:
-            raise ValueError('not a size such as "128MB" or "1GiB"')
+            raise ValueError('must be a size such as "128MB" or "1GiB"')
         return int(float(match[1]) * _SIZE_UNITS[match[2]])
     return value
 

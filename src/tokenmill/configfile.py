@@ -88,7 +88,7 @@ def _complaint(error: ErrorDetails, key: tuple[str, ...]) -> str:
     if error["type"] == "extra_forbidden":
         known = _known_keys(key[:-1])
         near = difflib.get_close_matches(key[-1], known, 1)
-        return f"unknown key{f', did you mean {near[0]}?' if near else ''} (known here: {', '.join(known)})"
+        return f"is no known key{f', did you mean {near[0]}?' if near else ''} (known here: {', '.join(known)})"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     shown = repr(error["input"]) if isinstance(error["input"], str | int | float | bool) else ""
     return f"must be {message}{f', not {shown}' if shown else ''}" if error["msg"].startswith("Input") else message

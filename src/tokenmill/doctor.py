@@ -129,6 +129,9 @@ def check_output(context: Context) -> Iterator[Finding]:
 def check_engine(context: Context) -> Iterator[Finding]:
     """The engine is installed in its environment, and knows every flag of the config."""
     config = context.config
+    for flag in config.engine.args:
+        if decided_by := context.engine.own_flags.get(normal(flag)):
+            yield Finding("engine", "fail", f"engine.args.{flag}", f"tokenmill sets --{flag} itself; see {decided_by}")
     if not context.engine.package or config.engine.command:
         return
     package = context.package
@@ -145,11 +148,16 @@ def check_engine(context: Context) -> Iterator[Finding]:
         return
     for flag in config.engine.args:
         name = normal(flag)
-        if name not in known:
+        if not _is_known(name, known):
             successor = context.engine.successor(name, known)
             words = f"{context.engine.package} {package.version} has no flag --{name}"
             fix = f"use {successor}" if successor else f"{python} -m {context.engine.package} --help"
             yield Finding("engine", "fail", f"engine.args.{flag}", words, fix)
+
+
+def _is_known(name: str, known: frozenset[str]) -> bool:
+    """As argparse takes it: whole, as the only one that begins so, or (vLLM) with a key of its table behind a dot."""
+    return name in known or sum(flag.startswith(name) for flag in known) == 1 or name.partition(".")[0] in known
 
 
 def check_gpus(context: Context) -> Iterator[Finding]:

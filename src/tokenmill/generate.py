@@ -27,8 +27,10 @@ from tokenmill.errors import (
     GoneError,
     LateError,
     LocalLimitError,
+    PluginError,
     RefusedError,
     RequestError,
+    boundary,
 )
 from tokenmill.render import fit
 
@@ -117,6 +119,8 @@ class Pump:
 
     # -- the node's side ---------------------------------------------------------------------------------------------
     def offer(self, prompts: Sequence[Prompt]) -> None:
+        if self.draining:
+            return  # too late: they have no record, so the next start asks for them again
         self._queue.extend(prompts)
         self._feed()
 
@@ -162,10 +166,12 @@ class Pump:
         lane.held = True
         for task in lane.slots:
             task.cancel()
+        self._feed()  # what waited for this server is for whoever is left
 
     def hold(self, lane: Lane) -> None:
         """No new prompts for a server in doubt; those in flight go on."""
         lane.held = True
+        self._feed()  # what failed elsewhere and waited for this server goes back there
 
     def resume(self, lane: Lane) -> None:
         """The doubt is over: prompts again."""
@@ -182,7 +188,8 @@ class Pump:
             request_id = f"{self._life}-{next(self._requests)}"
             lane.in_flight += 1
             try:
-                record = await self._complete(lane, prompt, request_id)
+                with boundary(f"engine {lane.engine.kind}"):
+                    record = await self._complete(lane, prompt, request_id)
                 lane.answers += 1
                 lane.broken_in_row = 0
                 pause = BUSY_PAUSE_S
@@ -194,6 +201,8 @@ class Pump:
                 self._give_back(prompt)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, BUSY_PAUSE_MAX_S)
+            except PluginError as error:
+                await self._charge(lane, prompt, request_id, error)
             except RequestError as error:
                 if self._is_the_servers(lane, error):
                     self._trouble(lane, error)
@@ -220,8 +229,9 @@ class Pump:
         """What this server should do next; a prompt that failed on it goes to another one, if there is one."""
         if lane.held:
             return None
+        alone = all(other.held for other in self.lanes.values() if other is not lane)
         for position, (prompt, avoid) in enumerate(self._again):
-            if avoid != lane.index or len(self.lanes) == 1:
+            if avoid != lane.index or alone:
                 del self._again[position]
                 return prompt
         return self._queue.popleft() if self._queue else None
@@ -258,7 +268,7 @@ class Pump:
             return lane.engine.lost(error.body) or lane.broken_in_row >= BROKEN_IN_ROW
         return isinstance(error, GoneError)
 
-    async def _charge(self, lane: Lane, prompt: Prompt, request_id: str, error: RequestError) -> None:
+    async def _charge(self, lane: Lane, prompt: Prompt, request_id: str, error: RequestError | PluginError) -> None:
         """The request's own failure: another attempt, elsewhere if possible, or a failed record."""
         try:
             if isinstance(error, LateError):

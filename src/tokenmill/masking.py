@@ -7,11 +7,12 @@ from typing import Any
 MASK = "***"
 
 _NAME = re.compile(
-    r"token$|[-_]token[-_]|api[-_]?key|(^|[-_])key$|secret|passw|credential|(^|[-_])auth($|[-_])", re.IGNORECASE
+    r"token$|[-_]token[-_](?!id|map|threshold)|api[-_]?key|(^|[-_])key$|secret|passw|credential|(^|[-_])auth($|[-_])",
+    re.IGNORECASE,
 )
-"""Names of variables and flags whose value is a secret; `max-tokens` is none."""
+"""Names of variables and flags whose value is a secret; `max-tokens` and `pad-token-id` are none."""
 
-_USERINFO = re.compile(r"(\w+://)[^/@\s]+@")
+_USERINFO = re.compile(r"(\w+://)[^/\s]+@")
 
 
 def mask_url(text: str) -> str:
@@ -32,7 +33,7 @@ def mask_words(words: Sequence[str]) -> list[str]:
     shown: list[str] = []
     for word in words:
         flag, equals, _ = word.partition("=")
-        if equals and flag.startswith("-") and is_secret(flag.lstrip("-")):
+        if equals and is_secret(flag.lstrip("-")):
             shown.append(f"{flag}={MASK}")
         elif shown and shown[-1].startswith("-") and "=" not in shown[-1] and is_secret(shown[-1].lstrip("-")):
             shown.append(MASK)

@@ -135,5 +135,5 @@ def _read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[Block]:
                 records = batch.to_pylist()
                 yield number, [msgspec.json.encode({k: v for k, v in r.items() if v is not None}) for r in records]
                 number += len(records)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is damaged: {error}") from error

@@ -15,6 +15,7 @@ from tokenmill.core import server as core
 from tokenmill.core.lifecycle import step
 from tokenmill.core.server import SERVING, Failure, FailureKind, Server, State, Timing
 from tokenmill.core.status import ServerStatus
+from tokenmill.engines.base import ServerInfo
 from tokenmill.errors import BrokenError, GoneError, RequestError
 from tokenmill.events import Event, now
 from tokenmill.folder import ServerEntry
@@ -28,6 +29,9 @@ STOP_GRACE_S = 20.0
 
 EXIT_WAIT_S = 3.0
 """SGLang's main process goes within seconds of its scheduler's crash, after it has written why."""
+
+USUAL_PROMPT = 1024
+"""Tokens that a prompt is taken to have where it is asked how many requests a cache holds."""
 
 WEIGHTS_LOADED = 60.0
 """Percent at which every engine's phase table says that the weights are in memory."""
@@ -217,15 +221,17 @@ class Supervisor:
             self._life.do(work(self._life))
 
     @property
-    def _capacity(self) -> int:
-        asked = self.job.config.generation.concurrency
-        info = self._life.info if self._life else None
-        sure = info is not None and not info.limited_by.startswith("an assumption")
-        wanted = capacity.running(info.running if info else None, asked if isinstance(asked, int) else None, sure=sure)
-        return min(wanted, self.job.most_in_flight)
+    def _capacity(self) -> tuple[int, str]:
+        """Requests at once, and what limits them."""
+        generation = self.job.config.generation
+        info = self._life.info if self._life else ServerInfo()
+        asked = generation.concurrency if isinstance(generation.concurrency, int) else None
+        tokens = min(generation.max_tokens + USUAL_PROMPT, info.context or generation.max_tokens + USUAL_PROMPT)
+        wanted = capacity.in_flight(info.limits, asked, tokens)
+        return min(wanted, (self.job.most_in_flight, "open files"))
 
     async def _run_canary(self, now_living: Life) -> None:
-        result = await now_living.canary(self._capacity, self.server.timing.canary_timeout)
+        result = await now_living.canary(self._capacity[0], self.server.timing.canary_timeout)
         if isinstance(result, Failure):
             # A server that dies under the canary breaks its connections first; its exit says more, and comes now.
             await asyncio.sleep(0.0 if result.kind is FailureKind.WRONG_MODE else EXIT_WAIT_S)
@@ -248,6 +254,7 @@ class Supervisor:
     def _admit(self) -> None:
         assert self._life is not None
         assert self._passed is not None
+        width, limit = self._capacity
         self.lane = Lane(
             name=self.name,
             index=self.place.index,
@@ -256,14 +263,12 @@ class Supervisor:
             client=self._life.client,
             info=self._life.info,
             reading=self._passed.reading,
-            capacity=self._capacity,
+            capacity=width,
             on_trouble=self._trouble,
             accept_length=self._passed.accept_length,
         )
         self._answers, self._rates = 0, []
-        limit = self._life.info.limited_by
-        limited = f" (limited by {limit})" if limit else ""
-        self._tell("ready", f"ready for {self.lane.capacity} requests at once{limited}")
+        self._tell("ready", f"ready for {width} requests at once, limited by {limit}")
         self.job.pump.open(self.lane)
 
     def _withdraw(self) -> None:

@@ -13,7 +13,8 @@ T = TypeVar("T")
 
 def through_wire(message: T, kind: type[T]) -> T:
     """A message as it arrives on the other side."""
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=kind)
+    # JSON, since ids and messages are JSON already (msgspec.Raw): within msgpack their bytes mean something else.
+    return msgspec.json.decode(msgspec.json.encode(message), type=kind)
 
 
 class Encoded:

@@ -76,7 +76,8 @@ def step(server: Server, event: Event, now: float) -> Step:
         case _ if told.state not in LIVE:
             return told, ()  # the last words of a life that has ended
         case PhaseSeen(name, percent):
-            return replace(told, phase=name, percent=percent, progress_at=now), ()
+            # Target and draft print the same lines: what was reached stays reached.
+            return replace(told, phase=name, percent=max(percent, told.percent), progress_at=now), ()
         case Progress(strong):
             return _progress(told, strong, now)
         case Answered():
@@ -167,6 +168,8 @@ def _fail(server: Server, failure: Failure, now: float) -> Step:
     good = server.state in SERVING and server.ready_at is not None and now - server.ready_at >= GOOD_WHILE
     first = server.timing.backoff
     backoff = first if good else server.next_backoff or first
+    if failure.kind is FailureKind.CONFIG and server.ready_at is not None:
+        failure = replace(failure, kind=FailureKind.CRASH)  # it has worked with this config
     server = replace(server, failure=failure)
     actions: tuple[Action, ...] = (Withdraw(), Kill()) if server.owned else (Withdraw(),)
     if not server.owned and failure.kind is not FailureKind.WRONG_MODE:

@@ -5,6 +5,7 @@ A new engine is one file with a subclass of Engine and a line in plugins.py (or 
 """
 
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from tokenmill.core.capacity import Limits
 from tokenmill.core.records import NULL, Completion
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.errors import BrokenError
@@ -65,13 +67,11 @@ class Probes:
 class ServerInfo:
     """What a running server says of itself.
 
-    `running` is how many requests it can really run at once, `limited_by` the setting that decides it, `context` the
-    tokens of prompt and output together, `reserve` the tokens of the context that no request may use. `template` and
-    `end_token` are texts, empty where it does not tell.
+    `context` are the tokens of prompt and output together, `reserve` those of them that no request may use.
+    `template` and `end_token` are texts, empty where it does not tell.
     """
 
-    running: int | None = None
-    limited_by: str = ""
+    limits: Limits = field(default_factory=Limits)
     context: int | None = None
     reserve: int = 0
     version: str = ""
@@ -148,6 +148,9 @@ class Engine(ABC):
 
     flag_sources: ClassVar[tuple[str, ...]] = ()
     """Files of that distribution, as globs, that tell its flags: see `flags`."""
+
+    own_flags: ClassVar[Mapping[str, str]] = {}
+    """Flags that tokenmill sets itself → the key of the config that decides them; not for engine.args."""
 
     content_args: ClassVar[frozenset[str]] = frozenset()
     """Flags that change what the model writes: a run is not continued with others."""
@@ -261,7 +264,7 @@ def flags(args: Mapping[str, Any]) -> list[str]:
 
 def whole(value: float | None) -> int | None:
     """A gauge as a whole number."""
-    return None if value is None else int(value)
+    return None if value is None or not math.isfinite(value) else int(value)
 
 
 def normal(name: str) -> str:
@@ -321,7 +324,9 @@ _TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 
-PORT_TAKEN = re.compile(r"address already in use|EADDRINUSE|couldn't bind HTTP server socket|Errno 98", re.IGNORECASE)
+PORT_TAKEN = re.compile(
+    r"address already in use|EADDRINUSE|couldn't bind HTTP server socket|Errno 98|Port is already in use", re.IGNORECASE
+)
 
 PhaseRow = tuple[str, str, float, float]
 """A pattern of a log line, the phase's name, its percent; for a line with a percent of its own, from and to."""

@@ -106,7 +106,7 @@ def models(body: bytes) -> list[ModelCard]:
     """The entries of /v1/models; none where the page is something else."""
     try:
         return _models.decode(body).data
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return []
 
 

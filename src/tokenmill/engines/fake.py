@@ -6,6 +6,7 @@
 import sys
 from collections.abc import Sequence
 
+from tokenmill.core.capacity import Limits
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines import chat
 from tokenmill.engines.base import (
@@ -19,6 +20,7 @@ from tokenmill.engines.base import (
     Spec,
     flags,
     match_rules,
+    whole,
 )
 from tokenmill.engines.metrics import values
 from tokenmill.engines.openai import OpenAI
@@ -46,11 +48,11 @@ class Fake(OpenAI):
 
     def info(self, spec: Spec, page: bytes, log: str = "") -> ServerInfo:
         card = next(iter(chat.models(page)), None)
-        return ServerInfo(int(spec.args.get("slots", 16)), "slots", card.max_model_len if card else None)
+        return ServerInfo(Limits(int(spec.args.get("slots", 16)), "slots"), card.max_model_len if card else None)
 
     def load(self, metrics: str) -> Load:
         found = values(metrics, "fake:running", "fake:tokens_total")
-        return Load(running=int(found.get("fake:running", 0)), queued=0, tokens=found.get("fake:tokens_total"))
+        return Load(running=whole(found.get("fake:running", 0.0)), queued=0, tokens=found.get("fake:tokens_total"))
 
     def phase(self, line: str) -> Phase | None:
         return _vllm.phase(line)

@@ -8,10 +8,11 @@ path answers 503; /health never touches the inference thread afterwards, /metric
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
+from tokenmill.core.capacity import Limits
 from tokenmill.core.records import NULL, Completion
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines import chat
@@ -107,13 +108,19 @@ _RULES: tuple[Rule, ...] = (
         "",
     ),
     (
-        r"failed to allocate buffer for (?:kv|rs) cache|cudaMalloc failed: out of memory|unable to allocate .* buffer",
+        r"failed to allocate buffer for (?:kv|rs) cache|cudaMalloc failed: out of memory|std::bad_alloc|"
+        r"unable to allocate .* buffer",
         FailureKind.MEMORY,
         "out of memory",
         "lower engine.args ctx-size or parallel",
     ),
     *COMMON_RULES,
-    (r"failed to load model", FailureKind.CONFIG, "the model could not be loaded", ""),
+    (
+        r"failed to load (?:draft )?model|failed to create MTP context|no kernel image is available",
+        FailureKind.CONFIG,
+        "the model could not be loaded",
+        "",
+    ),
     (r"CUDA error:", FailureKind.CRASH, "the GPU reported a fault", ""),
 )
 
@@ -122,6 +129,12 @@ class LlamaCpp(Engine):
     kind = "llamacpp"
     renders = "server"
     package = "xllamacpp"
+    own_flags: ClassVar[Mapping[str, str]] = {
+        "model": "model.path",
+        "alias": "model.name",
+        "host": "nothing: servers listen on loopback only",
+        "port": "fleet.port",
+    }
     content_args = frozenset({"chat-template", "chat-template-file", "cache-type-k", "cache-type-v", "lora"})
     health_is_proof = False
 
@@ -145,8 +158,8 @@ class LlamaCpp(Engine):
     def info(self, spec: Spec, page: bytes, log: str = "") -> ServerInfo:
         props, _ = decode_json(page, _props)
         context = props.default_generation_settings.n_ctx
-        running = props.total_slots
-        return ServerInfo(running, "parallel", context, 0, props.build_info, props.chat_template, props.eos_token)
+        limits = Limits(props.total_slots, "parallel")
+        return ServerInfo(limits, context, 0, props.build_info, props.chat_template, props.eos_token)
 
     def encode(
         self, spec: Spec, rendered: Rendered, sampling: Sampling, *, request_id: str, thinking: bool, seed: int | None
@@ -183,14 +196,16 @@ class LlamaCpp(Engine):
         return Request("/apply-template", msgspec.json.encode(body))
 
     def read_template(self, template_reply: bytes) -> str:
-        return _template.decode(template_reply).prompt
+        reply, _ = decode_json(template_reply, _template)
+        return str(reply.prompt)
 
     def ids_request(self, text: str, *, whole: bool = True) -> Request:
         body = {"content": text, "add_special": whole, "parse_special": True}  # as the server's own chat does it
         return Request("/tokenize", msgspec.json.encode(body))
 
     def read_tokens(self, tokenize_reply: bytes) -> msgspec.Raw:
-        return as_ids(_tokens.decode(tokenize_reply).tokens)
+        reply, _ = decode_json(tokenize_reply, _tokens)
+        return as_ids(reply.tokens)
 
     def load(self, metrics: str) -> Load:
         names = (

@@ -6,6 +6,7 @@ it, that the process which listens is ours). Token ids are kept where the server
 
 from collections.abc import Sequence
 
+from tokenmill.core.capacity import Limits
 from tokenmill.core.records import Completion
 from tokenmill.core.server import Failure
 from tokenmill.engines import chat
@@ -57,7 +58,8 @@ class OpenAI(Engine):
     def info(self, spec: Spec, page: bytes, log: str = "") -> ServerInfo:
         card = next((card for card in chat.models(page) if card.id == spec.model_name), None)
         return ServerInfo(
-            ASSUMED_RUNNING, "an assumption; set generation.concurrency", card.max_model_len if card else None
+            Limits(good=ASSUMED_RUNNING, good_why="an assumption; generation.concurrency says more"),
+            card.max_model_len if card else None,
         )
 
     def encode(

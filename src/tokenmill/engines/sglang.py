@@ -7,11 +7,12 @@ and prints a false ready line; every death ends in exit code -9, since the main 
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import msgspec
 
+from tokenmill.core.capacity import Limits
 from tokenmill.core.records import NULL, Completion
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines.base import (
@@ -66,7 +67,6 @@ class _ModelInfo(msgspec.Struct):
 
 class _State(msgspec.Struct):
     effective_max_running_requests_per_dp: int | None = None
-    max_running_requests: int | None = None
 
 
 class _ServerInfo(msgspec.Struct):
@@ -173,6 +173,13 @@ _RULES: tuple[Rule, ...] = (
         "the model folder is not complete",
         "tokenmill doctor CONFIG   names the missing files",
     ),
+    (r"memory leak detected!", FailureKind.CRASH, "SGLang found its own token pool inconsistent", ""),
+    (
+        r"Ninja build failed|Could not find nvcc|Error building extension",
+        FailureKind.CONFIG,
+        "kernels cannot be compiled here",
+        "install ninja and the CUDA toolkit, or set CUDA_HOME",
+    ),
     (
         r"is not compatible with radix cache when using|ValueError: .*(speculative|mamba|--)",
         FailureKind.CONFIG,
@@ -191,7 +198,6 @@ _RULES: tuple[Rule, ...] = (
         "the GPU reported a fault",
         "dmesg | grep -i xid",
     ),
-    (r"memory leak detected!", FailureKind.CRASH, "SGLang found its own token pool inconsistent", ""),
     (r"Initialization failed\. warmup error", FailureKind.CRASH, "its own warm-up request failed", ""),
     *COMMON_RULES,
     (
@@ -222,6 +228,15 @@ class SGLang(Engine):
     renders = "ids"
     package = "sglang"
     flag_sources = ("sglang/srt/server_args.py", "sglang/srt/arg_groups/fields/*.py")
+    own_flags: ClassVar[Mapping[str, str]] = {
+        "model-path": "model.path",
+        "model": "model.path",
+        "served-model-name": "model.name",
+        "host": "nothing: servers listen on loopback only",
+        "port": "fleet.port",
+        "nccl-port": "fleet.port",
+        "weight-version": "nothing: it is the server's identity",
+    }
     content_args = frozenset(
         {
             "quantization",
@@ -256,7 +271,7 @@ class SGLang(Engine):
     def stranger(self, spec: Spec, identity: bytes) -> str:
         try:
             info = _model_info.decode(identity)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return f"a server whose /model_info says {identity[:80]!r}"
         if info.weight_version == spec.nonce:
             return ""
@@ -264,21 +279,16 @@ class SGLang(Engine):
 
     def info(self, spec: Spec, page: bytes, log: str = "") -> ServerInfo:
         server, _ = decode_json(page, _server_info)
-        limits: list[tuple[int, str]] = []
-        for state in server.internal_states[:1]:
-            running = state.effective_max_running_requests_per_dp or state.max_running_requests
-            if running:
-                limits.append((running, _running_limit(server)))
-        if not limits and server.max_running_requests:
-            limits.append((server.max_running_requests, "max-running-requests"))
+        state = server.internal_states[0] if server.internal_states else _State()
+        limits = Limits(
+            running=state.effective_max_running_requests_per_dp or server.max_running_requests,
+            why=_running_limit(server),
+            kv_tokens=server.max_total_num_tokens,
+            good=None if server.disable_cuda_graph else server.cuda_graph_max_bs,
+            good_why="the largest captured batch",
+        )
         context = server.context_length or server.max_req_input_len
-        if server.max_total_num_tokens and context:
-            limits.append((max(1, server.max_total_num_tokens // context), "KV cache tokens ÷ context-length"))
-        if server.cuda_graph_max_bs and not server.disable_cuda_graph:
-            # Beyond the captured graphs decoding is slower: 23,125 tok/s at 64, 12,001 at 256 with graphs up to 128.
-            limits.append((server.cuda_graph_max_bs, "cuda-graph-max-bs"))
-        running, limited_by = min(limits) if limits else (None, "")
-        return ServerInfo(running, limited_by, context, _reserve(server), server.version)
+        return ServerInfo(limits, context, _reserve(server), server.version)
 
     def encode(
         self, spec: Spec, rendered: Rendered, sampling: Sampling, *, request_id: str, thinking: bool, seed: int | None
@@ -329,7 +339,7 @@ class SGLang(Engine):
         return _PHASES.match(line)
 
     def diagnose(self, tail: Sequence[str], exit_code: int | None) -> Failure:
-        return match_rules(_RULES, [line for line in tail if not _HARMLESS.search(line)], exit_code)
+        return match_rules(_RULES, list(_meant(tail)), exit_code)
 
     def abort(self, request_id: str) -> Request | None:
         return Request("/abort_request", msgspec.json.encode({"rid": request_id}))
@@ -341,7 +351,9 @@ class SGLang(Engine):
             if "/fields/" in path
             for name in re.findall(r"^    ([a-z][a-z0-9_]+): A\[", text, re.MULTILINE)
         }
-        return super().flags(sources) | declared
+        known = super().flags(sources) | declared
+        has_pairs = any("BooleanOptionalAction" in text for text in sources.values())
+        return known | {f"no-{name}" for name in known if has_pairs}
 
     def successor(self, flag: str, known: frozenset[str]) -> str:
         """In either direction: a config written for the newer version meets the older one, too."""
@@ -362,6 +374,18 @@ class SGLang(Engine):
     def read_own_rendering(self, body: bytes) -> tuple[msgspec.Raw, int]:
         reply, _ = decode_json(body, _chat_reply)
         return (as_ids(reply.choices[0].prompt_token_ids) if reply.choices else NULL), reply.usage.prompt_tokens
+
+
+def _meant(tail: Sequence[str]) -> Iterator[str]:
+    """The lines that may tell a cause; a harmless one takes the traceback that it logs along."""
+    in_traceback = False
+    for line in tail:
+        if _HARMLESS.search(line):
+            in_traceback = line.rstrip().endswith("Traceback (most recent call last):")
+        elif in_traceback:
+            in_traceback = line.startswith(" ") or not line  # the first line that is not indented names the exception
+        else:
+            yield line
 
 
 def _running_limit(server: _ServerInfo) -> str:

@@ -7,7 +7,9 @@ memory behind, so only the process group is ever ended; unknown request fields a
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
+from tokenmill.core.capacity import Limits
 from tokenmill.core.records import Completion
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines import chat
@@ -42,7 +44,7 @@ _PHASES = PhaseTable(
         (r"Graph capturing finished", "graphs", 92, 92),
         (r"Capturing CUDA graphs.*?(\d+)%", "graphs", 78, 92),
         (r"KV cache size:", "memory", 76, 76),
-        (r"torch\.compile took|Dynamo bytecode transform", "compile", 70, 70),
+        (r"torch\.compile took|Dynamo bytecode transform|Warming up model for the compilation", "compile", 70, 70),
         (r"Detected MTP model|Loading drafter model", "draft weights", 58, 58),
         (r"Loading weights took|Model loading took", "weights", 56, 56),
         (r"Loading \w+ checkpoint shards:\s+(\d+)%", "weights", 12, 56),
@@ -115,6 +117,12 @@ class VLLM(Engine):
     renders = "chat"
     package = "vllm"
     flag_sources = ("vllm/engine/arg_utils.py", "vllm/entrypoints/**/cli_args.py", "vllm/entrypoints/cli/serve.py")
+    own_flags: ClassVar[Mapping[str, str]] = {
+        "model": "model.path",
+        "served-model-name": "model.name",
+        "host": "nothing: servers listen on loopback only",
+        "port": "fleet.port",
+    }
     content_args = frozenset(
         {"quantization", "dtype", "kv-cache-dtype", "load-format", "chat-template", "hf-overrides"}
     )
@@ -147,15 +155,10 @@ class VLLM(Engine):
     def info(self, spec: Spec, page: bytes, log: str = "") -> ServerInfo:
         cards = chat.models(page)
         context = cards[0].max_model_len if cards else None
-        limits = [
-            (int(spec.args.get("max-num-seqs", _last(r"Defaulting max_num_seqs to (\d+)", log) or 0)), "max-num-seqs")
-        ]
-        if not limits[0][0]:
-            limits = [(DEFAULT_MAX_NUM_SEQS, "max-num-seqs' default")]
-        if fitting := _last(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x", log):
-            limits.append((max(1, int(fitting)), "KV cache tokens ÷ max-model-len"))
-        running, limited_by = min(limits)
-        return ServerInfo(running, limited_by, context)
+        running = (
+            spec.args.get("max-num-seqs") or _last(r"Defaulting max_num_seqs to (\d+)", log) or DEFAULT_MAX_NUM_SEQS
+        )
+        return ServerInfo(Limits(int(running), "max-num-seqs", _last(r"KV cache size: ([\d,]+) tokens", log)), context)
 
     def encode(
         self, spec: Spec, rendered: Rendered, sampling: Sampling, *, request_id: str, thinking: bool, seed: int | None
@@ -205,9 +208,11 @@ class VLLM(Engine):
             if path.endswith("cli_args.py")
             for name in re.findall(r"^    ([a-z][a-z0-9_]+): ", text, re.MULTILINE)
         }
-        return super().flags(sources) | frontend
+        declared = super().flags(sources) | frontend
+        # Every switch has a --no-…; which flags are switches stands elsewhere, so all are let pass.
+        return declared | {f"no-{name}" for name in declared}
 
 
-def _last(pattern: str, log: str) -> float | None:
+def _last(pattern: str, log: str) -> int | None:
     found = re.findall(pattern, log)
-    return float(found[-1]) if found else None
+    return int(found[-1].replace(",", "")) if found else None
