@@ -6,6 +6,7 @@ Where an id was generated again, the latest attempt counts; earlier rows are sup
 import heapq
 from collections.abc import Callable, Iterator
 from functools import partial
+from mmap import ACCESS_READ, mmap
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -44,16 +45,16 @@ BATCH = 4096
 
 
 def briefs(data: Path, tell: Callable[[str], None] = lambda text: None) -> Iterator[Brief]:
-    """All ended records, the newest files first, so that of an id met again the first is the one that counts.
+    """All ended records, the newest first, so that of an id met again the first is the one that counts.
 
     `tell` hears of lines that are not whole.
     """
     for journal in reversed(journals(data)):
-        for number, line in enumerate(_lines(journal), 1):
+        for line, number in _lines_backwards(journal):
             if is_whole(line):
                 yield _brief.decode(plain(line))
             elif line.strip():
-                tell(f"{journal.name}:{number}: not a whole record; its id counts as not done")
+                tell(f"{journal.name}:{number()}: not a whole record; its id counts as not done")
     for part in reversed(parts(data)):
         yield from _part_briefs(part)
 
@@ -65,6 +66,18 @@ def _part_briefs(part: Path) -> Iterator[Brief]:
         for batch in file.iter_batches(batch_size=BATCH, columns=list(Brief.__struct_fields__)):
             columns = [batch.column(name).to_pylist() for name in Brief.__struct_fields__]
             yield from map(Brief, *columns)
+
+
+def _lines_backwards(journal: Path) -> Iterator[tuple[bytes, Callable[[], int]]]:
+    """The lines from the last to the first, each with a way to ask for its number."""
+    if journal.stat().st_size == 0:
+        return
+    with journal.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as text:
+        end = len(text)
+        while end > 0:
+            start = text.rfind(b"\n", 0, end - 1) + 1
+            yield text[start:end], lambda start=start: text[:start].count(b"\n") + 1  # type: ignore[misc]
+            end = start
 
 
 def _lines(journal: Path) -> Iterator[bytes]:

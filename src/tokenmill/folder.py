@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 
 from tokenmill.core.status import RunStatus
-from tokenmill.errors import UsageError
-from tokenmill.machine import processes
+from tokenmill.errors import PreflightError, UsageError
+from tokenmill.machine import filesystems, processes
 from tokenmill.machine.processes import ProcessId
 
 
@@ -77,14 +77,23 @@ class RunFolder:
         return self.logs / f"server-{index}.log"
 
     def create(self) -> None:
-        """Makes the folders; raises UsageError with the system's own words where that is not possible."""
+        """Makes the folders; raises PreflightError with the system's own words where that is not possible."""
         try:
             for folder in (self.path, self.data, self.logs):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(
-                f"the run folder {self.path} cannot be made: {error.strerror}", fix="see output.dir"
-            ) from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> PreflightError:
+        fix = f"df -h {filesystems.existing(self.path)}   or set output.dir to another disk"
+        return PreflightError(f"the run folder {self.path} cannot be written: {error.strerror}", fix=fix)
+
+    def write_config(self, text: str) -> None:
+        """Keeps the resolved config; raises PreflightError where the disk does not take it."""
+        try:
+            write_aside(self.config, text.encode())
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def state(self) -> State:
         """What the last owner wrote; empty where there is nothing readable."""
@@ -128,16 +137,23 @@ class RunFolder:
             process = processes.identify(os.getpid())
             if process is None:
                 raise UsageError("/proc does not show this process; tokenmill needs Linux")
-            owner = Owner(process, socket.gethostname(), command, time.time())
-            state = self.state()
-            self.write_state(State(owner, state.servers, state.keep))
+            try:
+                self._write_owner(Owner(process, socket.gethostname(), command, time.time()))
+            except OSError as error:
+                raise self._unwritable(error) from error
             try:
                 yield
             finally:
-                state = self.state()
-                self.write_state(State(None, state.servers, state.keep))
+                try:
+                    self._write_owner(None)
+                except OSError:
+                    pass  # a full disk: the owner's pid, start time and boot id tell that it is gone
         finally:
             os.close(handle)
+
+    def _write_owner(self, owner: Owner | None) -> None:
+        state = self.state()
+        self.write_state(State(owner, state.servers, state.keep))
 
     def _holder(self) -> str:
         owner = self.state().owner
@@ -153,5 +169,9 @@ class RunFolder:
 def write_aside(path: Path, data: bytes) -> None:
     """Writes a small file whole or not at all: beside it, then renamed over it."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_bytes(data)
-    aside.replace(path)
+    try:
+        aside.write_bytes(data)
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise

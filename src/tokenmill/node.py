@@ -319,7 +319,11 @@ class LocalNode:
             for supervisor in self.supervisors
             if supervisor.entry is not None
         )
-        self._folder.write_servers(entries, keep=self._keep)
+        try:
+            self._folder.write_servers(entries, keep=self._keep)
+        except OSError as error:
+            # A full disk must not end the node: its answers may yet be stored, and the store says it aloud.
+            self._say("node", f"state.json cannot be written: {error.strerror}", "warn")
 
 
 def survivors(folder: RunFolder) -> list[ServerEntry]:

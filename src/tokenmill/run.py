@@ -5,6 +5,7 @@ module owns the shutdown: whatever ends a run, its servers end with it, but for 
 """
 
 import asyncio
+import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from tokenmill.doctor import Context, examine, refuse
 from tokenmill.errors import GateError, TokenmillError
 from tokenmill.events import EventLog
 from tokenmill.explain import explain
-from tokenmill.folder import RunFolder, ServerEntry, write_aside
+from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.machine import processes
 from tokenmill.node import LocalNode, survivors
 from tokenmill.progress import Progress
@@ -50,6 +51,8 @@ class Interrupts:
         self.count += 1
         if self.stop is None:
             self._log.say("run", f"{number.name}: ends before generation", "warn")
+            if self.count > 1:
+                os._exit(INTERRUPTED)  # nothing that this process started runs yet
             return
         if self.count == 1:
             words = f"{number.name}: {self._progress.in_flight} completions in flight may end; once more cuts them"
@@ -103,7 +106,7 @@ async def _run(
 ) -> int:
     living = survivors(folder)
     await preflight(config, folder, living, log, skip)
-    write_aside(folder.config, tomli_w.dumps(shown(config)).encode())
+    folder.write_config(tomli_w.dumps(shown(config)))
     accounts = await resume(config, folder, log)
     progress.ledger = accounts.ledger
     store = Store(folder.data, config.output.segment, lambda text, level: log.say("store", text, level))
@@ -127,7 +130,12 @@ async def _run(
     trouble = trouble or collector.failure or _gate_error(collector, accounts, config, folder, command)
     progress.state = "failed" if trouble else "done" if finished else "stopped"
     total = accounts.ledger.counts().total
-    await asyncio.to_thread(report.write, folder, accounts.rules, total, str(trouble or ""))
+    try:
+        await asyncio.to_thread(report.write, folder, accounts.rules, total, str(trouble or ""))
+    except OSError as error:
+        log.say(
+            "report", f"report.html could not be written: {error.strerror}", "warn", f"tokenmill report {folder.path}"
+        )
     if trouble is not None:
         raise trouble
     counts = accounts.ledger.counts()

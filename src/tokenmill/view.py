@@ -6,9 +6,11 @@ A lost terminal never ends a run: a stream that cannot be written is dropped for
 import os
 import sys
 import time
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -20,9 +22,9 @@ from tokenmill.events import Event
 
 LINE_EVERY_S = 10.0
 
-PHASE_WIDTH = 18
-OTHER_COLUMNS, LEAST_PROBLEM = 84, 12
-"""What the other columns take at most, and the least room that a problem's words are worth: else they are left out."""
+COLUMNS = ("server", "state", "phase", "in flight", "tok/s", "restarts")
+GAP, LEAST_PROBLEM = 2, 12
+"""Between columns, and the least room that a problem's words are worth: else they are left out."""
 
 QUIET_KINDS = frozenset({"state"})
 """Events that the table shows anyway."""
@@ -201,28 +203,36 @@ def table(status: RunStatus, width: int) -> RenderableType:
 
 def servers(rows: tuple[ServerStatus, ...], width: int) -> Table:
     """A row per server; narrow terminals lose the right-most columns, never the state."""
-    grid = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
-    for name in ("server", "state", "phase", "in flight", "tok/s", "restarts"):
+    cells = [_cells(row) for row in rows]
+    ends = list(accumulate(max(map(cell_len, column)) + GAP for column in zip(COLUMNS, *cells, strict=True)))
+    kept = max(sum(end <= width for end in ends), 2)
+    room = width - ends[-1] - GAP
+    grid = Table(box=None, padding=(0, GAP, 0, 0), show_edge=False)
+    for name in COLUMNS[:kept]:
         grid.add_column(name, no_wrap=True)
-    room = width - OTHER_COLUMNS
     if room >= LEAST_PROBLEM:
         grid.add_column("last problem", no_wrap=True)
-    for row in rows:
-        where = f"{row.node}/{row.index}" if row.node else str(row.index)
-        card = "" if row.gpu in ("none", "") else f" (GPU {row.gpu})"
-        phase = f"{row.phase} {row.percent:.0f}%" if row.phase else ""
-        tokens = f"{row.tokens_per_s:,.0f}" if row.capacity else ""
-        accept = f" ×{row.accept_length:.2f}" if row.accept_length else ""
-        cells: list[RenderableType] = [
-            f"{where}{card}",
-            Text(row.state, style=_STATE_STYLE.get(row.state, "")),
-            phase[:PHASE_WIDTH],
-            f"{row.in_flight}/{row.capacity}" if row.capacity else "",
-            f"{tokens}{accept}",
-            str(row.restarts) if row.restarts else "",
-        ]
+    for row, words in zip(rows, cells, strict=True):
+        shown: list[RenderableType] = [*words[:kept]]
+        shown[1] = Text(row.state, style=_STATE_STYLE.get(row.state, ""))
         if room >= LEAST_PROBLEM:
             problem = row.last_error
-            cells.append(problem if len(problem) <= room else problem[: room - 1] + "…")
-        grid.add_row(*cells)
+            shown.append(problem if len(problem) <= room else problem[: room - 1] + "…")
+        grid.add_row(*shown)
     return grid
+
+
+def _cells(row: ServerStatus) -> tuple[str, ...]:
+    """A server's words, in the order of COLUMNS."""
+    where = f"{row.node}/{row.index}" if row.node else str(row.index)
+    card = "" if row.gpu in ("none", "") else f" (GPU {row.gpu})"
+    tokens = f"{row.tokens_per_s:,.0f}" if row.capacity else ""
+    accept = f" ×{row.accept_length:.2f}" if row.accept_length else ""
+    return (
+        f"{where}{card}",
+        row.state,
+        f"{row.phase} {row.percent:.0f}%" if row.phase else "",
+        f"{row.in_flight}/{row.capacity}" if row.capacity else "",
+        f"{tokens}{accept}",
+        str(row.restarts) if row.restarts else "",
+    )

@@ -8,7 +8,8 @@ import pytest
 
 from tests.unit.make import record
 from tokenmill import explain
-from tokenmill.config import Config, limits_of, validate
+from tokenmill.config import Config, limits_of
+from tokenmill.configfile import validate
 from tokenmill.core.gate import Alarm, Gate
 from tokenmill.core.judge import Rules, Verdict
 from tokenmill.explain import Examples

@@ -1,15 +1,18 @@
 """The run folder: one owner, whose death frees it; small files whole or not at all."""
 
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from tokenmill import events
-from tokenmill.errors import UsageError
+from tokenmill.errors import PreflightError, UsageError
 from tokenmill.events import Event, EventLog
 from tokenmill.folder import RunFolder, ServerEntry, State, write_aside
 from tokenmill.machine import processes
@@ -75,8 +78,38 @@ def test_an_owner_of_another_machine_or_boot_does_not_live_here(tmp_path: Path) 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be made: Not a directory"):
+    with pytest.raises(PreflightError, match=f"{tmp_path}/file/run cannot be written: Not a directory") as caught:
         RunFolder(tmp_path / "file" / "run").create()
+    assert caught.value.fix.startswith(f"df -h {tmp_path}/file ")
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """No file may grow."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_named_at_the_start_and_ends_nothing_at_the_end(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    starts: list[Callable[[], object]] = [lambda: folder.write_config("a = 1"), lambda: folder.own("run").__enter__()]
+    for start in starts:
+        folder.create()
+        with no_room(), pytest.raises(PreflightError, match=f"{folder.path} cannot be written: ") as caught:
+            start()
+        assert caught.value.fix.startswith(f"df -h {folder.path} ")
+    with ExitStack() as room:
+        with folder.own("run"):
+            room.enter_context(no_room())
+        with pytest.raises(PreflightError, match="cannot be written: "):
+            folder.own("run").__enter__()
+    with folder.own("run"):
+        folder.write_config("a = 1")
+    assert folder.config.read_text() == "a = 1"
 
 
 def test_a_small_file_is_replaced_whole(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def test_faulty_prompts_say_nothing_of_the_servers() -> None:
         fed(gate, *[FAULTY] * 5, *[(Verdict.FAILED, ("prompt_too_long",))] * 3, *[(Verdict.FAILED, ("duplicate",))] * 2)
         == []
     )
-    assert gate.passed(0)
+    assert fed(gate, GOOD, FAILED) == []
+    assert fed(gate, FAILED)[0].what == "failed"
 
 
 def test_an_alarm_names_the_labels_behind_it_the_most_frequent_first() -> None:
@@ -50,19 +51,9 @@ def test_an_alarm_names_the_labels_behind_it_the_most_frequent_first() -> None:
     assert "labels: repetition 2, empty" in str(alarm)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: labels of accepted records are not counted, so a cut-off run has no cause")
 def test_an_alarm_over_cut_off_answers_names_their_labels() -> None:
     (alarm,) = fed(Gate(LIMITS), *[CUT] * 6)
     assert alarm.labels == {"truncated_in_answer": 6}
-
-
-def test_a_cohort_passes_only_when_all_of_it_has_ended() -> None:
-    gate = Gate(LIMITS)
-    assert not gate.passed(0)
-    fed(gate, *[GOOD] * 8, BAD)
-    assert not gate.passed(0)
-    fed(gate, BAD)
-    assert gate.passed(0)
 
 
 def test_a_small_cohort_is_judged_by_its_own_size() -> None:
@@ -80,15 +71,16 @@ def test_later_cohorts_stop_or_warn_as_asked_and_the_first_always_stops(stops: b
     assert (later.stops, first.stops) == (stops, True)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: 0.29 × 100 is 28.999…: a cohort at exactly the allowed share is stopped")
 @pytest.mark.parametrize("percent", [29, 57, 58])
-def test_exactly_the_allowed_share_is_allowed(percent: int) -> None:
+def test_exactly_the_allowed_share_is_allowed_and_one_more_is_not(percent: int) -> None:
     gate = Gate(Limits(cohort=100, max_rejected=percent / 100))
     assert fed(gate, *[BAD] * percent) == []
+    assert len(fed(gate, BAD)) == 1
 
 
 @given(seen=st.lists(st.sampled_from([GOOD, BAD, FAILED, FAULTY, CUT]), min_size=10, max_size=10))
 def test_the_order_of_completion_does_not_decide(seen: list[Seen]) -> None:
     there, back = Gate(LIMITS), Gate(LIMITS)
     alarmed = bool(fed(there, *seen)), bool(fed(back, *reversed(seen)))
-    assert alarmed[0] == alarmed[1] == (not there.passed(0)) == (not back.passed(0))
+    counts = {kind: seen.count(kind) for kind in (BAD, FAILED, CUT)}
+    assert alarmed[0] == alarmed[1] == (counts[BAD] > 2 or counts[FAILED] > 1 or counts[CUT] > 5)

@@ -58,10 +58,7 @@ def as_parquet(folder: Path, rows: list[Any]) -> Path:
     return folder / "set.parquet"
 
 
-NOT_FROM_PARQUET = pytest.mark.xfail(
-    strict=True, reason="BUG: prompts.rows reads no input_ids, loss_mask, finish_reason"
-)
-FORMS = [as_jsonl, as_zst, pytest.param(as_parquet, marks=NOT_FROM_PARQUET)]
+FORMS = [as_jsonl, as_zst, as_parquet]
 Form = Callable[[Path, list[Any]], Path]
 
 
@@ -108,13 +105,12 @@ GOOD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("row", GOOD)
-@pytest.mark.parametrize("form", FORMS[:2])
+@pytest.mark.parametrize("form", FORMS)
 def test_good_sets_pass(tmp_path: Path, form: Form, row: dict[str, Any]) -> None:
     found = inspect(form(tmp_path, [row] * 30))
     assert (found.rows, found.verdict, found.reasons, found.examples) == (30, "pass", [], [])
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: four characters a token: a Chinese thought of 45 tokens counts as 12")
 def test_a_thought_in_another_script_is_no_empty_one(tmp_path: Path) -> None:
     row = {
         "messages": turns(
@@ -123,11 +119,6 @@ def test_a_thought_in_another_script_is_no_empty_one(tmp_path: Path) -> None:
         )
     }
     assert looked(tmp_path, [row] * 30).verdict == "pass"
-
-
-@pytest.mark.parametrize("row", [*GOOD[:4], *(pytest.param(row, marks=NOT_FROM_PARQUET) for row in GOOD[4:])])
-def test_good_sets_of_others_pass_as_parquet(tmp_path: Path, row: dict[str, Any]) -> None:
-    assert inspect(as_parquet(tmp_path, [row] * 30)).verdict == "pass"
 
 
 # -- one row -----------------------------------------------------------------------------------------------------------
@@ -147,14 +138,8 @@ def test_good_sets_of_others_pass_as_parquet(tmp_path: Path, row: dict[str, Any]
         ({"prompt": "hi"}, "bad_prompt"),
         (b"not json", "bad_prompt"),
         (b'{"messages":[{"role":"assistant","content":"\\ud835"}]}', "bad_prompt"),
-        pytest.param(
-            *({**masked(40), "loss_mask": [False] * 50 + [True] * 40}, None),
-            marks=pytest.mark.xfail(strict=True, reason="BUG: a loss mask of true and false is called unreadable"),
-        ),
-        pytest.param(
-            *({**masked(40), "loss_mask": [-100] * 50 + [1] * 40}, "bad_prompt"),
-            marks=pytest.mark.xfail(strict=True, reason="BUG: OverflowError where a mask sums to less than 0"),
-        ),
+        ({**masked(40), "loss_mask": [False] * 50 + [True] * 40}, None),
+        ({**masked(40), "loss_mask": [-100] * 50 + [1] * 40}, "bad_prompt"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_labelled(tmp_path: Path, row: Any, label: str | None) -> None:

@@ -112,12 +112,7 @@ def test_a_damaged_answer_is_bad_text() -> None:
         (b"[9,5]", "stop", True),
         (b"[5,19]", "stop", True),
         (b"[5]", "length", False),
-        pytest.param(
-            *(b"null", "stop", False),
-            marks=pytest.mark.xfail(
-                strict=True, reason='BUG: Raw == b"null" is never true: no ids, no accepted record'
-            ),
-        ),
+        (b"null", "stop", False),
     ],
 )
 def test_a_stop_without_its_end_token_is_named(ids: bytes, finish: str, missing: bool) -> None:

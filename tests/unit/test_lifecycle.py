@@ -94,13 +94,36 @@ def test_phases_are_shown_and_count_as_progress() -> None:
     assert play(server, core.Tick(), at=160.0)[0].state is State.STARTING
 
 
+def test_a_start_never_falls_back_though_a_draft_model_prints_the_same_lines_again() -> None:
+    seen = (core.PhaseSeen("weights", 60.0), core.PhaseSeen("weights", 6.0), core.PhaseSeen("draft weights", 82.0))
+    server, shown = play(NEW, core.Launch())[0], []
+    for event in seen:
+        server, _ = play(server, event)
+        shown.append(server.percent)
+    assert shown == [60.0, 60.0, 82.0]
+    server, _ = play(server, CRASH, core.Gone())
+    assert play(server, core.Tick(), seen[1], at=9.0)[0].percent == 6.0
+
+
 # -- failures and restarts ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", [FailureKind.CONFIG, FailureKind.WRONG_MODE])
-def test_what_a_restart_cannot_mend_is_not_restarted(kind: FailureKind) -> None:
-    server, actions = play(ready(), failed(kind))
+@pytest.mark.parametrize(
+    ("steps", "kind"), [(1, FailureKind.CONFIG), (3, FailureKind.CONFIG), (3, FailureKind.WRONG_MODE)]
+)
+def test_what_a_restart_cannot_mend_is_not_restarted(steps: int, kind: FailureKind) -> None:
+    server, actions = play(play(NEW, *UP[:steps])[0], failed(kind))
     assert (server.state, kinds(actions)) == (State.FAILED, [core.Withdraw, core.Kill])
     later, actions = play(server, core.Gone(), core.Tick(), at=1e6)
     assert (later.state, later.gone, actions) == (State.FAILED, True, [])
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_what_has_worked_with_its_config_is_restarted_whatever_its_log_says(steps: int) -> None:
+    server, _ = play(ready(), CRASH, core.Gone())
+    server, _ = play(server, core.Tick(), *UP[1:steps], at=5.0) if steps else (ready(), [])
+    server, actions = play(server, failed(FailureKind.CONFIG), at=6.0)
+    assert (server.state, kinds(actions)) == (State.BACKOFF, [core.Withdraw, core.Kill])
+    assert server.failure is not None
+    assert (server.failure.kind, server.failure.cause) == (FailureKind.CRASH, "config")
 
 
 def test_a_crash_waits_for_the_end_of_its_group_and_then_for_the_back_off() -> None:
@@ -153,9 +176,6 @@ def test_thirty_good_minutes_reset_the_back_off() -> None:
     assert (short.retry_at - 1000.0, long.retry_at - 2000.0) == (10, 5)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="BUG: SUSPECT sets `since` anew, so a hang after good hours never counts as good"
-)
 def test_good_hours_before_a_hang_reset_the_back_off() -> None:
     server, _ = play(ready(), CRASH, core.Gone())
     server, _ = play(server, core.Tick(), *UP[1:], at=10.0)
@@ -228,7 +248,7 @@ def test_a_suspect_that_burns_is_asked_again_until_its_time_is_over() -> None:
         (UP, [State.STOPPING, State.STOPPED], [core.Withdraw, core.Terminate]),
         ((*UP, CRASH), [State.STOPPING, State.STOPPED], []),
         ((*UP, CRASH, core.Gone()), [State.STOPPED], []),
-        ((*UP, failed(FailureKind.CONFIG)), [State.FAILED], []),
+        ((*UP[:3], failed(FailureKind.CONFIG)), [State.FAILED], []),
     ],
 )
 def test_a_stop_ends_every_state(before: tuple[core.Event, ...], states: list[State], ordered: list[type]) -> None:
@@ -246,6 +266,12 @@ def test_a_foreign_server_is_set_aside_and_looked_at_again() -> None:
     assert kinds(play(server, core.Tick(), at=55.0)[1]) == [core.Watch]
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_a_foreign_server_is_let_go_of_at_once_and_never_ended(steps: int) -> None:
+    server, actions = play(play(FOREIGN, *UP[:steps])[0], core.Stop())
+    assert (server.state, server.gone, actions) == (State.STOPPED, True, [core.Withdraw()])
+
+
 def test_a_foreign_server_in_the_wrong_mode_is_not_asked_again() -> None:
     server, _ = play(FOREIGN, *UP[:3], failed(FailureKind.WRONG_MODE))
     assert (server.state, server.gone) == (State.FAILED, True)
@@ -253,7 +279,7 @@ def test_a_foreign_server_in_the_wrong_mode_is_not_asked_again() -> None:
 
 # -- the fleet ---------------------------------------------------------------------------------------------------------
 def in_state(state: State, *, ever_ready: bool = False) -> Server:
-    return replace(NEW, state=state, ever_ready=ever_ready)
+    return replace(NEW, state=state, ready_at=1.0 if ever_ready else None)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def _is_restart(before: Server, after: Server) -> bool:
 def test_a_server_of_someone_elses_is_never_started_nor_killed(steps: Steps, stop: int) -> None:
     told = [*steps[:stop], (core.Stop(), 0.0), *steps[stop:]] if stop < len(steps) else steps
     for *_, actions, _ in lives(core.Launch(), told, owned=False):
-        assert not any(isinstance(action, core.Spawn | core.Kill) for action in actions)
+        assert not any(isinstance(action, core.Spawn | core.Kill | core.Terminate) for action in actions)
 
 
 @MANY

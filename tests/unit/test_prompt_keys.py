@@ -106,7 +106,6 @@ def test_keys_are_unique_for_any_ids(ids: list[Any]) -> None:
     assert [prompts.key_hash(key) for key in keys] == index.keys.tolist()
 
 
-@pytest.mark.xfail(strict=True, reason='BUG: a row "a~2" that is appended takes the key of the second "a" from it')
 @FEW
 @given(ids=IDS, more=IDS)
 @example(ids=["a", "a"], more=["a~2"])

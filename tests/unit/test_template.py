@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill import plugins
-from tokenmill.config import load
+from tokenmill.configfile import load
 from tokenmill.errors import UsageError
 from tokenmill.template import template
 

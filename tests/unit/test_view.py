@@ -60,13 +60,7 @@ def test_a_run_in_one_line() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "width",
-    [
-        200,
-        pytest.param(80, marks=pytest.mark.xfail(strict=True, reason="BUG: counts break over two lines, ×3.14 is cut")),
-    ],
-)
+@pytest.mark.parametrize("width", [80, 200])
 def test_the_table_says_how_far_and_how_each_server_is(width: int) -> None:
     text = " ".join(drawn(STATUS, width).split())
     for words in ("qwen36-regen", "501,290 / 902,087", "14,000 tok/s", "repetition 1,200"):
@@ -85,16 +79,22 @@ def test_the_table_of_a_narrow_terminal_shows_every_server(width: int) -> None:
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: rich takes the room for a long problem from all columns, the state too")
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_a_state_is_whole_however_long_the_last_problem(width: int) -> None:
-    trouble = with_error(server(11, "quarantined", phase="draft graphs", percent=84.0), "out of GPU memory " * 9)
+    trouble = server(11, "quarantined", phase="prefill graphs", percent=84.0, last_error="out of GPU memory " * 9)
     text = drawn(RunStatus("r", "starting", PromptCounts(), (trouble,), 0.0, None, None), width)
     assert " quarantined " in text
+    assert " prefill graphs 84% " in text
+    assert ("out of GPU memory" in text) == (width > 100)
 
 
-def with_error(one: ServerStatus, words: str) -> ServerStatus:
-    return ServerStatus(**{**{name: getattr(one, name) for name in one.__struct_fields__}, "last_error": words})
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_a_state_is_whole_however_many_cards_a_server_has(width: int) -> None:
+    wide = server(
+        11, "quarantined", node="gpu-node-17", gpu="0,1,2,3,4,5,6,7", capacity=448, last_error="it died " * 30
+    )
+    text = drawn(RunStatus("r", "generating", PromptCounts(), (wide,), 0.0, None, None), width)
+    assert " quarantined " in text
 
 
 @pytest.mark.parametrize("width", [80, 200])

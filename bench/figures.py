@@ -1,0 +1,177 @@
+"""The figures: each a function that measures in a scratch folder and returns rows of the table."""
+
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import data
+from bench.measure import PORTS, ROOT, fake_server, run_config, stats, write_config
+from tokenmill import dataset, settings
+from tokenmill.configfile import load
+
+BOTH = 448  # 7 servers × 64 in flight, as the reference run
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large: the full figures, or a smoke test of the code that makes them."""
+
+    rows: int = 10_000
+    warm: int = 1_000
+    waves: int = 5_000
+    prompts: int = 902_087
+    done: int = 450_000
+    generated: int = 20_000
+    kills: int = 5
+    kill_rows: int = 5_000
+
+
+SMOKE = Scale(rows=400, warm=100, waves=900, prompts=20_000, done=10_000, generated=1_000, kills=1, kill_rows=1_500)
+
+
+@dataclass(frozen=True)
+class Row:
+    what: str
+    goal: str
+    here: str
+    floor: str = ""
+
+
+def client_cost(scratch: Path, scale: Scale) -> list[Row]:
+    """Processor seconds per 1,000 completions: two runs of different size, so that the start is left out."""
+    rows = []
+    for size, goal, floor_there in (("300", 0.5, 0.18), ("30000", 0.8, 0.38)):
+        with fake_server("--answer-bytes", size) as address:
+            costs = []
+            for count in (scale.warm, scale.warm + scale.rows):
+                prompts = data.write_prompts(scratch / f"prompts-{count}.jsonl", count)
+                config = write_config(scratch / f"cost-{size}-{count}", prompts)
+                costs.append(run_config(config, address))
+            per_1k = (costs[1].cpu_s - costs[0].cpu_s) / scale.rows * 1000
+            floor = _floor(scale.rows) / scale.rows * 1000
+        name = f"client CPU s per 1,000 completions of {int(size):,} B, sealing and report included"
+        rows.append(
+            Row(
+                name,
+                f"{goal} ({goal / floor_there:.1f} × floor)",
+                f"{per_1k:.2f} ({per_1k / floor:.1f} ×)",
+                f"{floor:.2f}",
+            )
+        )
+    return rows
+
+
+def _floor(count: int) -> float:
+    command = [sys.executable, "-m", "bench.floor", str(count), PORTS, "64"]
+    return float(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+
+
+def slots_busy(scratch: Path, scale: Scale) -> list[Row]:
+    """Requests in flight ÷ slots, from the first answer on, for fixed and heavy-tailed latencies."""
+    rows = []
+    forms: list[tuple[str, str, tuple[str, ...]]] = [
+        ("slots busy: fixed 2 s, 448 in flight, answers ÷ ideal", "≥ 0.98", ("--latency-ms", "2000")),
+        ("slots busy: lognormal 2 s, σ = 1", "≥ 0.99", ("--latency-ms", "2000", "--sigma", "1")),
+        (
+            "slots busy: the same, one server 3 × slower",
+            "≥ 0.98",
+            ("--latency-ms", "2000", "--sigma", "1", "--slow", "3"),
+        ),
+    ]
+    prompts = data.write_prompts(scratch / "prompts-waves.jsonl", scale.waves * 2)
+    for name, goal, flags in forms:
+        with fake_server("--answer-bytes", "300", *flags) as address:
+            config = write_config(scratch / name[12:20].strip().replace(" ", "-"), prompts)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tokenmill", "run", str(config)],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            first = _when(address, 2 * BOTH)  # the canary and the first wave are through
+            last = _when(address, int(first["done"]) + scale.waves // 2)
+            process.kill()
+            process.wait()
+        busy = (last["area"] - first["area"]) / (last["last"] - first["last"]) / BOTH
+        rows.append(Row(name, goal, f"{busy:.3f}"))
+    return rows
+
+
+def _when(address: str, done: int) -> dict[str, float]:
+    while (found := stats(address))["done"] < done:
+        time.sleep(0.05)
+    return found
+
+
+def memory(scratch: Path, scale: Scale) -> list[Row]:
+    """Peak memory with the whole prompt set, some of it generated."""
+    prompts = data.write_prompts(scratch / f"prompts-{scale.prompts}.jsonl", scale.prompts)
+    with fake_server("--answer-bytes", "30000") as address:
+        config = write_config(scratch / "memory", prompts)
+        cost = run_config(config, address, stop_after=scale.generated)
+    what = f"peak memory MB, {scale.prompts:,} prompts, 30 KB answers: run; with its sealer"
+    return [Row(what, "≤ 200", f"{cost.main_mb:.0f}; {cost.peak_mb:.0f}")]
+
+
+def resume(scratch: Path, scale: Scale) -> list[Row]:
+    """Processor time to the first new request with half of the set done, sealed."""
+    prompts = data.write_prompts(scratch / f"prompts-{scale.prompts}.jsonl", scale.prompts)
+    folder = scratch / "resume"
+    config = write_config(folder, prompts)
+    row = settings.of(load(config), None, "")
+    store = folder / "runs" / "bench" / "data"
+    if not store.exists():
+        data.write_records(store, range(scale.done), row.id)
+        settings.keep(store, row)
+    with fake_server() as address:
+        # The canaries of 7 servers come first: 64 each.
+        cost = run_config(config, address, stop_after=BOTH + 1)
+    what = f"CPU s to the first new request, {scale.done:,} of {scale.prompts:,} done (canaries included)"
+    return [Row(what, "≤ 6", f"{cost.cpu_s:.1f}")]
+
+
+def kept(scratch: Path, scale: Scale) -> list[Row]:
+    """kill -9 in the middle: answers that were served and are not in the store; then resumed: lost, doubled, wrong."""
+    lost: list[int] = []
+    faults: Counter[str] = Counter()
+    prompts = data.write_prompts(scratch / f"prompts-{scale.kill_rows}.jsonl", scale.kill_rows)
+    for kill in range(scale.kills):
+        folder = scratch / f"kept-{kill}"
+        config = write_config(folder, prompts)
+        with fake_server("--answer-bytes", "30000", "--latency-ms", "500", "--sigma", "0.5") as address:
+            after = BOTH + random.Random(kill).randrange(scale.kill_rows // 4, scale.kill_rows // 2)
+            cost = run_config(config, address, stop_after=after)
+            stored = len(list(dataset.briefs(folder / "runs" / "bench" / "data")))
+            lost.append(int(cost.stats["done"]) - BOTH - stored)
+            run_config(config, address)
+        records = list(dataset.records(folder / "runs" / "bench" / "data"))
+        names = Counter(record.key for record in records)
+        faults["lost"] += scale.kill_rows - len(names)
+        faults["doubled"] += sum(names.values()) - len(names)
+        faults["wrong row"] += sum(record.key not in record.text for record in records)
+    what = f"answers served but not kept at kill -9, {BOTH} in flight: worst of {scale.kills}"
+    words = ", ".join(f"{name} {count}" for name, count in sorted(faults.items()))
+    return [Row(what, "≤ 16", str(max(lost))), Row("rows after kill and resume", "0, 0, 0", words)]
+
+
+FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
+    "cost": client_cost,
+    "slots": slots_busy,
+    "memory": memory,
+    "resume": resume,
+    "kept": kept,
+}
+
+
+def clear(scratch: Path) -> None:
+    """Removes what a figure left, but for prompt files."""
+    for folder in scratch.iterdir():
+        if folder.is_dir():
+            shutil.rmtree(folder)

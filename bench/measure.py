@@ -1,0 +1,127 @@
+"""Runs one client against a fresh fake server and reads what it cost: processor time, memory, requests in flight."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tomli_w
+
+ROOT = Path(__file__).parent.parent
+POLL_S = 0.05
+PORTS = "31000-31006"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a client and all its processes: seconds of processor time and wall, megabytes of memory at the peak."""
+
+    cpu_s: float
+    wall_s: float
+    peak_mb: float
+    main_mb: float
+    stats: dict[str, Any]
+    code: int | None
+
+
+@contextmanager
+def fake_server(*flags: str, ports: str = PORTS) -> Iterator[str]:
+    """The fake server for the scope; yields the address of its first port."""
+    command = [sys.executable, "-m", "bench.fakeserver", "--ports", ports, *flags]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    try:
+        yield f"http://127.0.0.1:{ports.partition('-')[0]}"
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+def stats(address: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{address}/stats", timeout=10) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def addresses(ports: str = PORTS) -> list[str]:
+    low, _, high = ports.partition("-")
+    return [f"http://127.0.0.1:{port}" for port in range(int(low), int(high or low) + 1)]
+
+
+def write_config(folder: Path, prompts: Path, *, in_flight: int = 64, ports: str = PORTS, **over: Any) -> Path:
+    """A tokenmill config on the fake server's ports."""
+    data: dict[str, Any] = {
+        "name": "bench",
+        "model": {"name": "fake"},
+        "engine": {"kind": "openai", "addresses": addresses(ports)},
+        "prompts": {"path": str(prompts)},
+        "generation": {"concurrency": in_flight},
+        "output": {"dir": str(folder / "runs")},
+    }
+    for section, values in over.items():
+        data.setdefault(section, {}).update(values)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "bench.toml"
+    path.write_text(tomli_w.dumps(data))
+    return path
+
+
+def run_config(config: Path, address: str, *, stop_after: int = 0, timeout_s: float = 600.0) -> Cost:
+    """`tokenmill run` on a config; killed (-9) once the server has answered `stop_after` requests, canaries too."""
+    return measure([sys.executable, "-m", "tokenmill", "run", str(config)], address, stop_after, timeout_s)
+
+
+def measure(command: Sequence[str], address: str, stop_after: int = 0, timeout_s: float = 600.0) -> Cost:
+    began = time.monotonic()
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(list(command), cwd=ROOT, **quiet)  # type: ignore[call-overload]
+    watched = psutil.Process(process.pid)
+    peak = main = seen_cpu = 0.0
+    while process.poll() is None:
+        total, own, cpu = _reading(watched)
+        peak, main, seen_cpu = max(peak, total), max(main, own), max(seen_cpu, cpu)
+        if (stop_after and stats(address)["done"] >= stop_after) or time.monotonic() - began > timeout_s:
+            process.kill()
+            process.wait()
+            break
+        time.sleep(POLL_S)
+    usage = os.times()
+    wall = time.monotonic() - began
+    cpu = seen_cpu if process.returncode == -9 else _children_cpu(usage)
+    return Cost(cpu, wall, peak, main, stats(address), process.returncode)
+
+
+_last_children = 0.0
+
+
+def _children_cpu(usage: os.times_result) -> float:
+    """Processor time of the child that has just been waited for, and of what it had waited for itself."""
+    global _last_children
+    total = usage.children_user + usage.children_system
+    spent, _last_children = total - _last_children, total
+    return spent
+
+
+def _reading(process: psutil.Process) -> tuple[float, float, float]:
+    """Resident megabytes of a process and its children, of itself; processor seconds of all."""
+    total = own = cpu = 0.0
+    try:
+        for member in [process, *process.children(recursive=True)]:
+            with member.oneshot():
+                size, times = member.memory_info().rss / 1e6, member.cpu_times()
+            total += size
+            cpu += times.user + times.system
+            own = own or size
+    except psutil.Error:
+        pass
+    return total, own, cpu
