@@ -17,7 +17,7 @@ from typing import Any
 
 import tomli_w
 
-from tokenmill import dataset
+from tokenmill import dataset, launch
 from tokenmill.core.records import Record
 from tokenmill.engines.base import flags as engine_flags
 from tokenmill.folder import RunFolder
@@ -137,6 +137,24 @@ class Case:
             os.kill(owner.process.pid, signal.SIGKILL)
         for entry in self.run_folder.state().servers:
             processes.signal_all(processes.members(-1, entry.nonce), signal.SIGKILL)
+        processes.signal_all(self.leftovers(), signal.SIGKILL)
+
+    def leftovers(self) -> list[int]:
+        """Every living process that a command on this case started, known to the run folder or not."""
+        servers = f"TMPDIR={launch.tmp_folder(self.run_path, 0).parent}/".encode()
+        commands = (os.fsencode(self.config), os.fsencode(self.run_path))
+        found = []
+        for pid in processes.pids():
+            status = processes.stat(pid)
+            if status is None or status.state in "ZX":
+                continue
+            try:
+                words, env = (Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ"))
+            except OSError:
+                continue  # it ended meanwhile
+            if servers in env or any(command in words for command in commands):
+                found.append(pid)
+        return found
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ what is in flight still comes in.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from tokenmill import settings
@@ -13,7 +14,7 @@ from tokenmill.cluster.base import Node
 from tokenmill.core import judge
 from tokenmill.core.gate import Alarm
 from tokenmill.core.judge import Verdict
-from tokenmill.core.records import Prompt, Record
+from tokenmill.core.records import PROMPT_FAULTS, Prompt, Record
 from tokenmill.errors import GuardError, StoreError
 from tokenmill.events import EventLog
 from tokenmill.explain import Examples
@@ -59,6 +60,8 @@ class Collector:
         self._settings_kept = False
         self._template_sha256 = ""
         self._first_prompt = ""
+        self._unusable: Counter[str] = Counter()
+        self._first_unusable = ""
 
     async def run(self, node: Node) -> None:
         """Until the node has ended, or until every prompt has its record: then it ends the node."""
@@ -78,6 +81,11 @@ class Collector:
             elif results.credits:
                 await self._hand_out(node, min(results.credits, BATCH))
         await self._write_the_rest()
+        if self._unusable:
+            counts = ", ".join(f"{label} {count:,}" for label, count in self._unusable.most_common())
+            self._log.say(
+                "prompts", f"prompts that could not be used: {counts}; the first: {self._first_unusable}", "warn"
+            )
 
     async def _hand_out(self, node: Node, count: int) -> None:
         feed = self._accounts.feed
@@ -131,6 +139,9 @@ class Collector:
         measured = (record.labels, record.reasoning_tokens, record.repetition, record.thinking)
         verdict = judge.verdict(*measured, accounts.rules)
         accounts.ledger.mark(record, verdict)
+        if not PROMPT_FAULTS.isdisjoint(record.labels):
+            self._unusable.update(record.labels)
+            self._first_unusable = self._first_unusable or record.error
         if verdict is not Verdict.ACCEPTED:
             self.examples.add(record, record.labels)
         self.raise_alarm(accounts.gate.observe(record.cohort, verdict, record.labels))

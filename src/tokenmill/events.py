@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -30,19 +31,30 @@ class EventLog:
 
     def __init__(self, path: Path, shown: Callable[[Event], None] = lambda event: None) -> None:
         self._path = path
+        self._whole = False
         self._shown = shown
 
     def add(self, event: Event) -> None:
         """Shows an event and writes it down."""
         self._shown(event)
         try:
-            with self._path.open("ab") as out:
-                out.write(msgspec.json.encode(event) + b"\n")
+            with self._path.open("ab+") as out:
+                torn = not self._whole and _ends_torn(out)
+                self._whole = True
+                out.write(b"\n" * torn + msgspec.json.encode(event) + b"\n")
         except OSError:
             pass
 
     def say(self, kind: str, text: str, level: str = "info", fix: str = "") -> None:
         self.add(Event(now(), kind, text, "", level, fix))
+
+
+def _ends_torn(file: BinaryIO) -> bool:
+    """Whether a death left half a line at the end: our first event must not be glued to it."""
+    if file.seek(0, 2) == 0:
+        return False
+    file.seek(-1, 2)
+    return file.read(1) != b"\n"
 
 
 def now() -> float:

@@ -46,8 +46,9 @@ MIN_RATE_TOKENS = 32
 BUSY_PAUSE_S, BUSY_PAUSE_MAX_S = 0.5, 10.0
 """After "queue full": each slot waits for itself, twice as long at each refusal."""
 
-BROKEN_IN_ROW = 8
-"""So many server errors without one answer between them are the server's trouble, not the prompts'."""
+BROKEN_IN_ROW = 3
+"""So many server errors without one answer between them are the server's trouble, not the prompts'. No more than the
+attempts of a prompt, or a sick server that is alone would use them up."""
 
 ABORT_TIMEOUT_S = 5.0
 

@@ -166,7 +166,8 @@ class LocalNode:
     def _credits(self) -> int:
         if not self._began:
             ready = core.fleet(self._servers).ready
-            self._began = len(self.supervisors) > 0 and ready >= min(self.config.fleet.min_ready, len(self.supervisors))
+            coming = sum(server.state not in core.FINAL | {core.State.QUARANTINED} for server in self._servers)
+            self._began = ready > 0 and ready >= min(self.config.fleet.min_ready, coming)
         return self.pump.credits() if self.pump and self._began and not self._stopping.is_set() else 0
 
     async def offer(self, prompts: list[Prompt]) -> None:

@@ -209,7 +209,8 @@ def _number_repeats(index: Index, path: Path) -> None:
         index.ordinals[raw.row], index.keys[raw.row] = number, key
         index.duplicate_count += 1
         if len(index.duplicates) < SHOWN_DUPLICATES:
-            index.duplicates.append(f"{raw.place}: id {own.key!r} is taken, so it is {own.key}~{number}")
+            what = "the content of an earlier row" if own.key == own.digest else f"id {own.key!r} is taken"
+            index.duplicates.append(f"{raw.place}: {what}, so its key is {own.key}~{number}")
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from tokenmill import plugins
 from tokenmill.config import Config
 from tokenmill.engines.base import Engine, Sampling, normal
 from tokenmill.errors import GuardError
+from tokenmill.folder import write_aside
 from tokenmill.machine import modelfiles
 from tokenmill.masking import mask_args
 
@@ -70,7 +71,13 @@ def read(data: Path) -> list[Settings]:
     file = data / "settings.jsonl"
     if not file.exists():
         return []
-    return [msgspec.json.decode(line, type=Settings) for line in file.read_bytes().splitlines() if line.strip()]
+    found = []
+    for line in file.read_bytes().splitlines():
+        try:
+            found.append(msgspec.json.decode(line, type=Settings))
+        except msgspec.DecodeError:
+            continue  # torn by a power failure; `keep` writes it again
+    return found
 
 
 def guard(new: Settings, recorded: list[Settings]) -> None:
@@ -106,5 +113,5 @@ def complete(row: Settings, template_sha256: str, first_prompt: str) -> Settings
 def keep(data: Path, row: Settings) -> None:
     """Appends a row, unless it stands there."""
     if all(old.id != row.id for old in read(data)):
-        with (data / "settings.jsonl").open("ab") as out:
-            out.write(msgspec.json.encode(row) + b"\n")
+        rows = [*read(data), row]
+        write_aside(data / "settings.jsonl", b"".join(msgspec.json.encode(kept) + b"\n" for kept in rows))

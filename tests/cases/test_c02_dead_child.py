@@ -2,11 +2,12 @@
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.harness import Case
+from tests.harness import Case, scripted_server
 
 IMPORT = "ImportError: libcudart.so.13: cannot open shared object file"
 DEAF = [
@@ -50,3 +51,26 @@ def test_the_start_timeout_is_a_time_and_not_a_number_of_tries(case: Case, engin
     assert case.run() == 4
     assert time.monotonic() - began < 10
     assert "start_timeout = 2 s" in case.output()
+
+
+def test_nothing_waits_for_a_server_that_will_never_come(case: Case) -> None:
+    ports = (case.port, case.port + 1)
+    addresses = [f"http://127.0.0.1:{port}" for port in ports]
+    case.write(
+        model={"name": "m"}, engine={"kind": "openai", "args": {}, "addresses": addresses}, fleet={"min_ready": 2}
+    )
+    with scripted_server(ports[0], model="m"), scripted_server(ports[1], model="m", ignore_thinking=True):
+        process = case.start()
+        try:
+            _wait_for(lambda: "server 1: failed: thinking is on" in case.output(), 20)
+            _wait_for(lambda: case.done() > 0, 3)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _wait_for(what: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -28,8 +28,8 @@ def test_rows_of_one_id_are_told_and_each_is_answered_in_the_order_of_the_input(
     case.write(engine={"args": {"slots": 4, "latency-ms": 50, "sigma": 1.0, "requests": str(log)}})
     assert case.run() == 0
     assert "2 rows repeat an id" in case.output()
-    assert "prompts.jsonl:3: id 'a' is taken, so it is a~2" in case.output()
-    assert "prompts.jsonl:4: id 'a' is taken, so it is a~3" in case.output()
+    assert "prompts.jsonl:3: id 'a' is taken, so its key is a~2" in case.output()
+    assert "prompts.jsonl:4: id 'a' is taken, so its key is a~3" in case.output()
     records = case.records()
     assert [last_turn(record) for record in records] == [row["prompt"] for row in ROWS]
     keys = [record.key for record in records]
@@ -63,7 +63,7 @@ def test_with_dedup_the_same_content_is_asked_once_and_the_others_are_accounted_
     ("ids", "keys"),
     [
         pytest.param(["a", "a~2", "a"], ["a", "a~2", "a~3"], id="an id that looks like a repeat"),
-        pytest.param(["a", "a", "a~2"], ["a", "a~3", "a~2"], id="that comes later"),
+        pytest.param(["a", "a", "a~2"], ["a", "a~2", "a~2~2"], id="that comes later"),
         pytest.param([1, "1", 1.5], ["1", "1~2", "1.5"], id="numbers"),
         pytest.param([0, 0], ["0", "0~2"], id="zero is an id"),
         pytest.param(["é", "e\u0301"], ["é", "e\u0301"], id="alike to the eye only"),

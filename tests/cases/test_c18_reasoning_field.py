@@ -1,35 +1,33 @@
 """C18: the thought is found in whichever field it is sent; a server that hides thought or answer stops early."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from tests.conftest import write_prompts
-from tests.harness import Case
+from tests.harness import Case, last_turn, scripted_server
+from tokenmill.testing.script import Script
 
-PROMPTS = 12
-
-ROW = ("text", "reasoning", "answer", "parts", "finish_reason", "output_tokens", "reasoning_tokens", "labels")
-
-
-def _rows(case: Case, mode: str) -> dict[str, dict[str, object]]:
-    """What a run stores of each prompt when the server speaks in this mode."""
-    folder = case.folder / mode
-    folder.mkdir()
-    own = Case(folder, case.port, prompts=str(case.folder / case.prompts))
-    args = {"slots": 4, "mode": mode, "no-ids": True}
-    own.write(engine={"args": args}, fleet={"servers": 1}, prompts={"limit": PROMPTS})
-    assert own.run() == 0, own.output()
-    return {record.key: {name: getattr(record, name) for name in ROW} for record in own.records()}
+MODES = ("inline", "reasoning_content", "reasoning")
 
 
 def test_one_stored_row_whichever_field_the_thought_comes_in(case: Case) -> None:
-    inline = _rows(case, "inline")
-    assert len(inline) == PROMPTS
-    for row in inline.values():
-        assert row["labels"] == ()
-        assert str(row["reasoning"]).startswith("The prompt")
-        assert str(row["answer"]).startswith("ANSWER")
-    assert _rows(case, "reasoning_content") == inline
-    assert _rows(case, "reasoning") == inline
+    ports = [case.port + number for number in range(len(MODES))]
+    engine = {"kind": "openai", "args": {}, "addresses": [f"http://127.0.0.1:{port}" for port in ports]}
+    case.write(model={"name": "m"}, engine=engine, generation={"concurrency": 2}, fleet={"min_ready": len(MODES)})
+    with ExitStack() as servers:
+        for port, mode in zip(ports, MODES, strict=True):
+            servers.enter_context(scripted_server(port, model="m", mode=mode, no_ids=True, latency_ms=50))
+        assert case.run() == 0, case.output()
+
+    records, said = case.records(), Script()
+    assert {record.server for record in records} == {"0", "1", "2"}
+    for record in records:
+        thought, answer = said.thought(last_turn(record)), said.answer(last_turn(record))
+        assert record.text == f"<think>\n{thought}\n</think>\n\n{answer}", MODES[int(record.server)]
+        assert (record.reasoning, record.answer, record.labels) == (thought, answer, ())
+        share = len(thought) / len(record.text)
+        assert record.reasoning_tokens == round(record.output_tokens * share)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_a_bad_line_in_the_middle_is_told_by_number_and_the_rest_is_read(tmp_pat
     assert store.recover(tmp_path) == []
     assert journal.read_bytes() == GOOD + bad + _line(5), "what others may want to look at is left as it is"
     told: list[str] = []
-    assert [found.key for found in dataset.briefs(tmp_path, told.append)] == ["p0", "p1", "p2", "p5"]
+    assert sorted(found.key for found in dataset.briefs(tmp_path, told.append)) == ["p0", "p1", "p2", "p5"]
     assert told == ["journal-000001.jsonl:4: not a whole record; its id counts as not done"]
     assert [found.key for found in dataset.records(tmp_path)] == ["p0", "p1", "p2", "p5"]
 
@@ -99,7 +99,6 @@ def test_a_run_goes_on_after_a_torn_tail_and_a_damaged_line(case: Case) -> None:
     assert answered_prompts(log).total() <= 40 + 8 + 2
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: half a line in settings.jsonl ends every later start with a traceback")
 def test_a_torn_settings_row_is_written_again(tmp_path: Path) -> None:
     row = Settings("abc", {"model": "m"}, "fake", "", {})
     settings.keep(tmp_path, row)
@@ -109,7 +108,6 @@ def test_a_torn_settings_row_is_written_again(tmp_path: Path) -> None:
     assert settings.read(tmp_path) == [row]
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: the first event of a new start is glued to a torn one, and lost")
 def test_an_event_after_a_torn_one_is_not_lost(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     EventLog(path).say("run", "first")

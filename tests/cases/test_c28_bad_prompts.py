@@ -66,7 +66,6 @@ def test_bad_rows_fail_alone_by_their_line_and_the_server_lives_on(case: Case) -
     assert case.output().count("server 0: started as") == 1
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: rows that cannot be used are counted without the promised warning")
 def test_a_prompt_set_of_nothing_but_bad_rows_ends_in_order_and_with_a_warning(case: Case) -> None:
     rows = [json.dumps({"id": f"p{number}", "prompt": ""}) for number in range(30)]
     (case.folder / "prompts.jsonl").write_text("\n".join(rows))

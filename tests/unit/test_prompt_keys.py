@@ -61,7 +61,7 @@ def test_rows_without_an_id_are_called_by_their_content() -> None:
 def test_repeated_ids_are_told_with_their_lines_a_few_of_them() -> None:
     index, _ = scanned([row("a")] * 9)
     assert index.duplicate_count == 8
-    assert index.duplicates[0] == "a.jsonl:2: id 'a' is taken, so it is a~2"
+    assert index.duplicates[0] == "a.jsonl:2: id 'a' is taken, so its key is a~2"
     assert len(index.duplicates) == prompts.SHOWN_DUPLICATES
 
 

@@ -4,6 +4,7 @@ Nothing is known of it but /v1/models and chat. Its identity is the model's name
 it, that the process which listens is ours). Token ids are kept where the server gives them.
 """
 
+import re
 from collections.abc import Sequence
 
 from tokenmill.core.capacity import Limits
@@ -26,6 +27,9 @@ from tokenmill.engines.base import (
 
 ASSUMED_RUNNING = 32
 """Nothing tells what an unknown server can run at once; most queue what is too much."""
+
+_ENGINE_DEAD = re.compile(r"EngineDeadError|EngineCore encountered|EngineGenerateError|Background loop has errored")
+"""Whatever stands behind an unknown address, it is vLLM more often than not."""
 
 
 class OpenAI(Engine):
@@ -69,6 +73,9 @@ class OpenAI(Engine):
 
     def decode(self, body: bytes) -> Completion:
         return chat.decode(body)
+
+    def lost(self, body: str) -> bool:
+        return _ENGINE_DEAD.search(body) is not None
 
     def diagnose(self, tail: Sequence[str], exit_code: int | None) -> Failure:
         return match_rules(COMMON_RULES, tail, exit_code)

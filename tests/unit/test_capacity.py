@@ -1,0 +1,135 @@
+"""How many requests are kept in flight at one server: as many as help, and no more than were asked for."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill import configfile, plugins
+from tokenmill.core.capacity import Limits, in_flight
+from tokenmill.core.judge import Rules
+from tokenmill.core.server import State
+from tokenmill.engines.base import Sampling, ServerInfo
+from tokenmill.folder import RunFolder
+from tokenmill.generate import Orders, Pump
+from tokenmill.launch import Place
+from tokenmill.life import Job, Life, spec_for
+from tokenmill.machine.ports import Ports
+from tokenmill.render import renderer_for
+from tokenmill.supervise import Supervisor
+
+many = settings(derandomize=True, deadline=None)
+number = st.one_of(st.none(), st.integers(1, 10_000))
+limits = st.builds(
+    Limits,
+    running=number,
+    why=st.just("running"),
+    kv_tokens=st.one_of(st.none(), st.integers(1, 10**8)),
+    good=number,
+    good_why=st.just("good"),
+)
+tokens_of_one = st.integers(1, 300_000)
+
+LONG = Limits(running=256, why="max-num-seqs", kv_tokens=298_000)
+"""A model with a context of 262,144 tokens whose cache holds little more than one such request."""
+
+
+# -- what is asked for -------------------------------------------------------------------------------------------------
+@many
+@given(limits, st.integers(1, 10_000), tokens_of_one)
+def test_a_number_that_is_asked_for_is_cut_only_by_what_the_engine_runs(says: Limits, asked: int, tokens: int) -> None:
+    if says.running is not None and says.running < asked:
+        assert in_flight(says, asked, tokens) == (says.running, "running")
+    else:
+        assert in_flight(says, asked, tokens)[0] == asked
+
+
+def test_the_limit_that_was_asked_for_is_named_as_the_config_names_it() -> None:
+    assert in_flight(LONG, 64, 9_216) == (64, "generation.concurrency")
+
+
+# -- auto --------------------------------------------------------------------------------------------------------------
+@many
+@given(limits, tokens_of_one)
+def test_auto_keeps_within_every_limit_that_is_known_and_reaches_one_of_them(says: Limits, tokens: int) -> None:
+    count, why = in_flight(says, None, tokens)
+    fit = max(1, says.kv_tokens // tokens) if says.kv_tokens else None
+    known = {
+        name: most
+        for name, most in (("running", says.running), ("KV cache", fit), ("good", says.good))
+        if most is not None
+    }
+    assert count == min(known.values(), default=1)
+    assert any(why.startswith(name) and most == count for name, most in known.items()) or not known
+
+
+def test_a_request_that_the_cache_cannot_hold_whole_is_still_sent() -> None:
+    assert in_flight(LONG, None, 400_000)[0] == 1
+
+
+# -- a server's own ----------------------------------------------------------------------------------------------------
+def job(folder: Path, **generation: Any) -> Job:
+    """What a node has for its servers, with the scripted engine."""
+    data = {
+        "model": {"path": "/m", "name": "m"},
+        "prompts": {"path": "p"},
+        "engine": {"kind": "fake"},
+        "generation": generation,
+    }
+    config, engine = configfile.validate(data, "test"), plugins.load("engines", "fake")()
+    renderer, sampling = renderer_for(engine, None, True), Sampling(100)
+    pump = Pump(Orders(sampling, True, Rules(), "s"), renderer.render, lambda record: None)
+    return Job(
+        node="",
+        config=config,
+        folder=RunFolder(folder),
+        engine=engine,
+        model=None,
+        python="",
+        version="",
+        renderer=renderer,
+        sampling=sampling,
+        pump=pump,
+        api_key="",
+        most_in_flight=1_000,
+        tell=lambda event: None,
+        changed=lambda: None,
+    )
+
+
+def kept(job: Job, info: ServerInfo) -> tuple[int, str]:
+    """What a supervisor keeps in flight at a server that says this of itself."""
+
+    async def ask() -> tuple[int, str]:
+        place, where = Place(0, ()), Ports(1, 2)
+        supervisor = Supervisor(job, place, where)
+        supervisor._life = life = Life(
+            job, spec_for(job, place, where, "n"), None, supervisor.post, lambda: State.READY
+        )
+        life.info = info
+        await life.client.close()
+        return supervisor._capacity
+
+    return asyncio.run(ask())
+
+
+def test_a_long_context_that_no_request_uses_does_not_make_a_server_work_on_one_at_a_time(tmp_path: Path) -> None:
+    found = kept(job(tmp_path, max_tokens=8_192), ServerInfo(LONG, context=262_144))
+    assert found == (32, "KV cache tokens ÷ tokens of a request")
+
+
+def test_a_request_is_taken_to_be_no_longer_than_the_context(tmp_path: Path) -> None:
+    assert kept(job(tmp_path, max_tokens=8_192), ServerInfo(LONG, context=4_096))[0] == 72
+
+
+def test_a_number_in_the_config_goes_before_what_the_cache_holds_at_full_length(tmp_path: Path) -> None:
+    found = kept(job(tmp_path, max_tokens=8_192, concurrency=200), ServerInfo(LONG, context=262_144))
+    assert found == (200, "generation.concurrency")
+
+
+def test_no_server_is_given_more_than_open_files_allow(tmp_path: Path) -> None:
+    few = replace(job(tmp_path, concurrency=200), most_in_flight=60)
+    assert kept(few, ServerInfo(LONG, context=262_144)) == (60, "open files")
