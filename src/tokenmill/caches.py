@@ -3,6 +3,7 @@
 Shared by several servers that start together they race or lock up (cases C07); thrown away they cost minutes a start.
 """
 
+import contextlib
 import hashlib
 import shutil
 from collections.abc import Mapping
@@ -34,12 +35,13 @@ def seed(folder: Path) -> bool:
     return True
 
 
-def prune(keep: str, place: Path, limit: int = LIMIT) -> None:
-    """Removes the least recently used sets of compiled kernels beyond the limit, never the one in use."""
+def prune(place: Path, limit: int = LIMIT) -> None:
+    """Removes the least recently used sets of compiled kernels beyond the limit, never the newest."""
     folders = [path for path in place.glob("*") if path.is_dir()]
     folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     total = 0
-    for folder in folders:
-        total += sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        if total > limit and folder.name != keep:
+    for position, folder in enumerate(folders):
+        with contextlib.suppress(FileNotFoundError):  # another run prunes or compiles at the same time
+            total += sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        if position and total > limit:
             shutil.rmtree(folder, ignore_errors=True)

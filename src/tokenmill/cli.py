@@ -265,6 +265,7 @@ def _run(path: Path, setting: list[str] | None, skip: list[str] | None, *, detac
     import shlex
 
     from tokenmill.folder import RunFolder
+    from tokenmill.run import Order
     from tokenmill.run import run as whole
     from tokenmill.view import View
 
@@ -273,7 +274,7 @@ def _run(path: Path, setting: list[str] | None, skip: list[str] | None, *, detac
     folder.create()
     words = ["tokenmill", "run", str(path), *(f"--set={value}" for value in setting or ())]
     with View(None if detached else folder.run_log) as view:
-        code = _loop(whole(loaded, view, command=shlex.join(words), skip=tuple(skip or ())))
+        code = _loop(whole(Order(loaded, shlex.join(words), tuple(skip or ())), view))
     _farewell(folder, code)
     raise typer.Exit(code)
 

@@ -32,8 +32,16 @@ Stop = Callable[[float | None], Awaitable[None]]
 """Asks the nodes to stop; how long what is in flight may take, None for all the time it takes."""
 
 
+async def _nothing_to_stop(grace_s: float | None) -> None:
+    """No node runs yet."""
+
+
 class Collector:
-    """`alarm` and `failure` are what ended the run, None while nothing has; `draining`: no new prompts go out."""
+    """Takes what a node gives to the store, tallies it, and asks the nodes to stop where the run must end.
+
+    `stop` is set once a node runs. `alarm` and `failure` are what ended the run, None while nothing has;
+    `draining`: no new prompts go out.
+    """
 
     def __init__(
         self,
@@ -41,7 +49,6 @@ class Collector:
         store: Store,
         folder: RunFolder,
         log: EventLog,
-        stop: Stop,
         *,
         patience_s: float = STORE_PATIENCE_S,
     ) -> None:
@@ -49,11 +56,11 @@ class Collector:
         self.alarm: Alarm | None = None
         self.failure: StoreError | GuardError | None = None
         self.draining = False
+        self.stop: Stop = _nothing_to_stop
         self._accounts = accounts
         self._store = store
         self._folder = folder
         self._log = log
-        self.stop = stop
         self._patience_s = patience_s
         self._deadline = 0.0
         self._outstanding = 0
@@ -144,9 +151,14 @@ class Collector:
             self._first_unusable = self._first_unusable or record.error
         if verdict is not Verdict.ACCEPTED:
             self.examples.add(record, record.labels)
-        self.raise_alarm(accounts.gate.observe(record.cohort, verdict, record.labels))
+        self._note(accounts.gate.observe(record.cohort, verdict, record.labels))
 
-    def raise_alarm(self, alarm: Alarm | None) -> None:
+    def check_cohorts(self) -> None:
+        """Judges every cohort by what is known of it now: at a start with stored rows, and at the end."""
+        for cohort in list(self._accounts.gate.tallies):
+            self._note(self._accounts.gate.check(cohort))
+
+    def _note(self, alarm: Alarm | None) -> None:
         """Takes note of an alarm; the first that stops is the run's."""
         if alarm is None:
             return

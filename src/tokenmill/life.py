@@ -259,6 +259,7 @@ def spawn(job: Job, place: Place, where: ports.Ports) -> tuple[Spec, ServerEntry
     if job.engine.cache_variables:
         caches.seed(cache)
         cache.mkdir(parents=True, exist_ok=True)
+        cache.parent.touch()  # used now: pruned last
     env = launch.environment(job.config, place, job.engine, command, tmp, cache)
     log = job.folder.log(place.index)
     log_start = logtail.size(log)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from tokenmill import launch, plugins
+from tokenmill import caches, launch, plugins
 from tokenmill.cluster.base import Results
 from tokenmill.config import Config, rules_of
 from tokenmill.core import server as core
@@ -95,6 +95,8 @@ class LocalNode:
         )
         self.pump = Pump(orders, self._renderer.render, self._deliver)
         places = launch.places(config, cards)
+        if engine.cache_variables:
+            await asyncio.to_thread(caches.prune, caches.root())
         key = os.environ.get(config.engine.api_key_env, "") if config.engine.api_key_env else ""
         job = Job(
             node=self.name,

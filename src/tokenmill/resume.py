@@ -4,6 +4,8 @@ Everything that a run counts with comes from here, and from the files alone: not
 """
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from tokenmill.folder import RunFolder
 from tokenmill.launch import engine_version
 from tokenmill.ledger import Found, Ledger
 from tokenmill.settings import Settings
+
+TELL_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ async def resume(config: Config, folder: RunFolder, log: EventLog) -> Accounts:
     for words in store.recover(folder.data):
         log.say("store", words, "warn")
     path = Path(config.prompts.path)
-    index = await asyncio.to_thread(prompts.scan, path, config.prompts.limit)
+    index = await asyncio.to_thread(prompts.scan, path, config.prompts.limit, _counting(log))
     if index.duplicate_count:
         more = index.duplicate_count - len(index.duplicates)
         words = "; ".join(index.duplicates) + (f"; and {more:,} more" if more else "")
@@ -61,6 +65,19 @@ async def resume(config: Config, folder: RunFolder, log: EventLog) -> Accounts:
     done = f", {counts.total - counts.pending:,} of them done" if found.rows else ""
     log.say("run", f"{counts.total:,} completions asked for{done}")
     return Accounts(row, rules, gate, ledger, feed)
+
+
+def _counting(log: EventLog) -> Callable[[int], None]:
+    """Says how far the reading is, every few seconds."""
+    last = time.monotonic()
+
+    def told(rows: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= TELL_EVERY_S:
+            last = time.monotonic()
+            log.say("prompts", f"reading prompts: {rows:,} rows so far")
+
+    return told
 
 
 def _guard_prompts(found: Found, log: EventLog) -> None:

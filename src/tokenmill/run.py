@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import tomli_w
 
@@ -66,83 +67,86 @@ class Interrupts:
         task.add_done_callback(self._tasks.discard)
 
 
-async def run(
-    config: Config,
-    view: View,
-    *,
-    command: str,
-    skip: tuple[str, ...] = (),
-    patience_s: float = STORE_PATIENCE_S,
-) -> int:
-    """Runs a config to its end; returns 0 or 130, raises TokenmillError for everything else.
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be run. `command` is how a person would start it again, `skip` are doctor checks to leave out,
+    `patience_s` how long answers are kept for a store that cannot be written."""
 
-    `command` is how a person would start it again; `skip` are doctor checks to leave out.
-    """
-    folder = RunFolder(config.folder)
+    config: Config
+    command: str
+    skip: tuple[str, ...] = ()
+    patience_s: float = STORE_PATIENCE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What every step of a run reads from and writes to."""
+
+    config: Config
+    folder: RunFolder
+    log: EventLog
+    progress: Progress
+    interrupts: Interrupts
+
+
+async def run(order: Order, view: View) -> int:
+    """Runs a config to its end; returns 0 or 130, raises TokenmillError for everything else."""
+    folder = RunFolder(order.config.folder)
     with folder.own("run"):
-        log = EventLog(folder.events, view.event)
-        progress = Progress(folder, view)
-        interrupts = Interrupts(config, log, progress)
-        with _signals(interrupts, view, log):
+        log, progress = EventLog(folder.events, view.event), Progress(folder, view)
+        desk = Desk(order.config, folder, log, progress, Interrupts(order.config, log, progress))
+        with _signals(desk.interrupts, view, log):
             try:
-                code = await _run(config, folder, log, progress, interrupts, command, skip, patience_s)
+                return await _run(desk, order)
             except TokenmillError as error:
                 progress.state, progress.message = "failed", str(error)
                 raise
             finally:
                 progress.publish()
-    return code
 
 
-async def _run(
-    config: Config,
-    folder: RunFolder,
-    log: EventLog,
-    progress: Progress,
-    interrupts: Interrupts,
-    command: str,
-    skip: tuple[str, ...],
-    patience_s: float,
-) -> int:
+async def _run(desk: Desk, order: Order) -> int:
+    config, folder, log, progress = desk.config, desk.folder, desk.log, desk.progress
     living = survivors(folder)
-    await preflight(config, folder, living, log, skip)
+    await preflight(config, folder, living, log, order.skip)
     folder.write_config(tomli_w.dumps(shown(config)))
     accounts = await resume(config, folder, log)
     progress.ledger = accounts.ledger
     store = Store(folder.data, config.output.segment, lambda text, level: log.say("store", text, level))
-    collector = Collector(accounts, store, folder, log, _no_stop, patience_s=patience_s)
+    collector = Collector(accounts, store, folder, log, patience_s=order.patience_s)
     trouble: TokenmillError | None = None
     try:
-        for cohort in list(accounts.gate.tallies):
-            collector.raise_alarm(accounts.gate.check(cohort))
+        collector.check_cohorts()
         if accounts.ledger.counts().pending == 0:
             log.say("run", "every prompt has a record already")
             await end_servers(folder, living, log)
-        elif collector.alarm is None and not interrupts.count:
-            trouble = await _generate(config, folder, log, progress, interrupts, collector, accounts, living)
+        elif collector.alarm is None and not desk.interrupts.count:
+            trouble = await _generate(desk, collector, accounts, living)
     finally:
         finished = accounts.ledger.counts().pending == 0
         progress.state = "sealing" if finished else "stopping"
         progress.publish()
         await store.close(seal=finished)
-    for cohort in list(accounts.gate.tallies):
-        collector.raise_alarm(accounts.gate.check(cohort))  # the last cohort's size is known by now
-    trouble = trouble or collector.failure or _gate_error(collector, accounts, config, folder, command)
+    collector.check_cohorts()  # the last cohort's size is known by now
+    trouble = trouble or collector.failure or _gate_error(collector, accounts, desk, order.command)
     progress.state = "failed" if trouble else "done" if finished else "stopped"
-    total = accounts.ledger.counts().total
-    try:
-        await asyncio.to_thread(report.write, folder, accounts.rules, total, str(trouble or ""))
-    except OSError as error:
-        log.say(
-            "report", f"report.html could not be written: {error.strerror}", "warn", f"tokenmill report {folder.path}"
-        )
+    await _report(desk, accounts, trouble)
     if trouble is not None:
         raise trouble
     counts = accounts.ledger.counts()
-    log.say(
-        "run", f"{progress.state}: {counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
-    )
+    verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
+    log.say("run", f"{progress.state}: {verdicts}")
     return DONE if finished else INTERRUPTED
+
+
+async def _report(desk: Desk, accounts: Accounts, trouble: TokenmillError | None) -> None:
+    """A report that cannot be written is a pity, no more: the records are safe, and it can be written anew."""
+    folder, total = desk.folder, accounts.ledger.counts().total
+    try:
+        await asyncio.to_thread(report.write, folder, accounts.rules, total, str(trouble or ""))
+    except OSError as error:
+        words = f"report.html could not be written: {error.strerror}"
+        desk.log.say("report", words, "warn", f"tokenmill report {folder.path}")
 
 
 async def preflight(
@@ -157,26 +161,19 @@ async def preflight(
 
 
 async def _generate(
-    config: Config,
-    folder: RunFolder,
-    log: EventLog,
-    progress: Progress,
-    interrupts: Interrupts,
-    collector: Collector,
-    accounts: Accounts,
-    living: list[ServerEntry],
+    desk: Desk, collector: Collector, accounts: Accounts, living: list[ServerEntry]
 ) -> TokenmillError | None:
     """Runs the node until every prompt has its record or something ends it; returns the node's own trouble, if any."""
-    node = LocalNode(config, folder, accounts.row.id, living)
+    node = LocalNode(desk.config, desk.folder, accounts.row.id, living)
 
     async def stop(grace_s: float | None) -> None:
-        done = accounts.feed.ended and not interrupts.count and collector.failure is None and collector.alarm is None
-        wanted = config.fleet.keep_servers
+        cut_short = desk.interrupts.count or collector.failure is not None or collector.alarm is not None
+        wanted = desk.config.fleet.keep_servers
         collector.draining = True
-        await node.stop(grace_s, keep=wanted == "always" or (wanted == "stopped" and not done))
+        await node.stop(grace_s, keep=wanted == "always" or (wanted == "stopped" and bool(cut_short)))
 
-    collector.stop = interrupts.stop = stop
-    progress.state = "starting"
+    collector.stop = desk.interrupts.stop = stop
+    desk.progress.state = "starting"
     trouble: TokenmillError | None = None
 
     async def run_node() -> None:
@@ -189,10 +186,10 @@ async def _generate(
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(run_node())
         collecting = tasks.create_task(collector.run(node))
-        watching = tasks.create_task(_watch(node, progress))
+        watching = tasks.create_task(_watch(node, desk.progress))
         await asyncio.wait([running, collecting])
         watching.cancel()
-    interrupts.stop = None
+    desk.interrupts.stop = None
     accounts.feed.close()
     return trouble
 
@@ -207,18 +204,12 @@ async def _watch(node: LocalNode, progress: Progress) -> None:
         await asyncio.sleep(STATUS_S)
 
 
-async def _no_stop(grace_s: float | None) -> None:
-    """Nothing runs yet."""
-
-
-def _gate_error(
-    collector: Collector, accounts: Accounts, config: Config, folder: RunFolder, command: str
-) -> GateError | None:
+def _gate_error(collector: Collector, accounts: Accounts, desk: Desk, command: str) -> GateError | None:
     if collector.alarm is None:
         return None
     if not collector.examples.by_label:
-        collector.examples.fill(folder.data, accounts.rules)
-    return GateError(explain(collector.alarm, collector.examples, config, command))
+        collector.examples.fill(desk.folder.data, accounts.rules)
+    return GateError(explain(collector.alarm, collector.examples, desk.config, command))
 
 
 async def end_servers(folder: RunFolder, living: list[ServerEntry], log: EventLog) -> None:

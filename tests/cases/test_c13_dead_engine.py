@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import pytest
-
 from tests.harness import Case, answered_prompts, assert_whole, requests, scripted_server
 from tests.pumping import prompt, pumping
 from tokenmill.engines.fake import Fake

@@ -3,8 +3,6 @@
 import json
 from typing import Any
 
-import pytest
-
 from tests.harness import Case, answered_prompts, last_turn
 
 GOOD: list[dict[str, Any]] = [{"prompt": f"Question {number}?"} for number in range(5)]

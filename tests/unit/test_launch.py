@@ -200,13 +200,15 @@ def test_a_cache_is_seeded_from_the_first_servers_once(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "1" / "triton").iterdir()] == ["kernel.so"]
 
 
-def test_caches_beyond_the_limit_go_the_oldest_first_and_never_the_one_in_use(tmp_path: Path) -> None:
-    for age, name in enumerate(["new", "middle", "old", "used"]):
+def test_caches_beyond_the_limit_go_the_oldest_first_and_never_the_newest(tmp_path: Path) -> None:
+    for age, name in enumerate(["newest", "new", "middle", "old"]):
         (tmp_path / name).mkdir()
         (tmp_path / name / "kernel").write_bytes(b"x" * 100)
         os.utime(tmp_path / name, (1000 - age, 1000 - age))
-    caches.prune("used", tmp_path, limit=250)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["middle", "new", "used"]
+    caches.prune(tmp_path, limit=250)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "newest"]
+    caches.prune(tmp_path, limit=50)
+    assert [path.name for path in tmp_path.iterdir()] == ["newest"]
 
 
 def test_a_launch_without_variables_is_fine() -> None:
