@@ -100,7 +100,10 @@ class Canary:
     async def probe(self, timeout_s: float) -> str:
         """A small generation over a connection of its own; empty where it came back, else what went wrong."""
         try:
-            await self._ask(prompts()[0], replace(self.sampling, max_tokens=PROBE_TOKENS, extra={}), timeout_s)
+            async with asyncio.timeout(timeout_s):  # rendering is asked of the server, too
+                await self._ask(prompts()[0], replace(self.sampling, max_tokens=PROBE_TOKENS, extra={}), timeout_s)
+        except TimeoutError:
+            return f"no answer within {timeout_s:.0f} s"
         except (RequestError, BadPromptError) as error:
             return str(error)
         return ""

@@ -129,35 +129,44 @@ def check_output(context: Context) -> Iterator[Finding]:
 def check_engine(context: Context) -> Iterator[Finding]:
     """The engine is installed in its environment, and knows every flag of the config."""
     config = context.config
+    package = context.package
+    known = (
+        context.engine.flags(package.sources) if context.engine.package and not config.engine.command else frozenset()
+    )
     for flag in config.engine.args:
-        if decided_by := context.engine.own_flags.get(normal(flag)):
-            yield Finding("engine", "fail", f"engine.args.{flag}", f"tokenmill sets --{flag} itself; see {decided_by}")
+        meant = _meant(normal(flag), known | context.engine.own_flags.keys())
+        if decided_by := context.engine.own_flags.get(meant):
+            yield Finding("engine", "fail", f"engine.args.{flag}", f"tokenmill sets --{meant} itself; see {decided_by}")
     if not context.engine.package or config.engine.command:
         return
-    package = context.package
     python = python_of(config)
     if not package.version:
         words = f"{context.engine.package} is not installed for {python}"
         yield Finding("engine", "fail", python, words, f"{python} -m pip install {context.engine.package}")
         return
     yield Finding("engine", "ok", python, f"{context.engine.package} {package.version}")
-    known = context.engine.flags(package.sources)
     if not known:
         if context.engine.flag_sources:
             yield Finding("engine", "unknown", python, f"the flags of this {context.engine.package} cannot be read")
         return
     for flag in config.engine.args:
         name = normal(flag)
-        if not _is_known(name, known):
+        if not _meant(name, known):
             successor = context.engine.successor(name, known)
             words = f"{context.engine.package} {package.version} has no flag --{name}"
             fix = f"use {successor}" if successor else f"{python} -m {context.engine.package} --help"
             yield Finding("engine", "fail", f"engine.args.{flag}", words, fix)
 
 
-def _is_known(name: str, known: frozenset[str]) -> bool:
-    """As argparse takes it: whole, as the only one that begins so, or (vLLM) with a key of its table behind a dot."""
-    return name in known or sum(flag.startswith(name) for flag in known) == 1 or name.partition(".")[0] in known
+def _meant(name: str, known: frozenset[str]) -> str:
+    """The flag that argparse takes it for: whole, the only one that begins so, or (vLLM) a table's before the dot."""
+    table = name.partition(".")[0]
+    begin_so = [flag for flag in known if flag.startswith(name)]
+    if name in known:
+        return name
+    if len(begin_so) == 1:
+        return begin_so[0]
+    return table if table in known else ""
 
 
 def check_gpus(context: Context) -> Iterator[Finding]:

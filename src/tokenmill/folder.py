@@ -26,7 +26,7 @@ from tokenmill.machine.processes import ProcessId
 
 class ServerEntry(msgspec.Struct, frozen=True):
     """A launched server: `launch` is the fingerprint of its command, `nonce` its identity for this life,
-    `log_start` the byte of its log where this life begins."""
+    `log_start` the byte of its log where this life begins. Pid 0: it was about to be started, and may live."""
 
     node: str
     index: int

@@ -202,14 +202,8 @@ class Pump:
                 self._give_back(prompt)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, BUSY_PAUSE_MAX_S)
-            except PluginError as error:
-                await self._charge(lane, prompt, request_id, error)
-            except RequestError as error:
-                if self._is_the_servers(lane, error):
-                    self._trouble(lane, error)
-                    self._give_back(prompt)
-                else:
-                    await self._charge(lane, prompt, request_id, error)
+            except (RequestError, PluginError) as error:
+                await self._failure(lane, prompt, request_id, error)
             finally:
                 lane.in_flight -= 1
 
@@ -262,6 +256,23 @@ class Pump:
             self.hold(lane)
             lane.on_trouble(error)
 
+    async def _failure(self, lane: Lane, prompt: Prompt, request_id: str, error: RequestError | PluginError) -> None:
+        """A request that ended without an answer: the server's own trouble, or the request's own failure."""
+        try:
+            with boundary(f"engine {lane.engine.kind}"):
+                if isinstance(error, RequestError) and self._is_the_servers(lane, error):
+                    self._trouble(lane, error)
+                    self._give_back(prompt)
+                    return
+                if isinstance(error, LateError):
+                    await self._abort(lane, request_id)
+        except PluginError as bug:
+            error = bug
+        except asyncio.CancelledError:
+            self._charge(lane, prompt, error)
+            raise
+        self._charge(lane, prompt, error)
+
     def _is_the_servers(self, lane: Lane, error: RequestError) -> bool:
         """Whether the server failed, not this request: the prompt is not charged then."""
         if isinstance(error, BrokenError):
@@ -269,17 +280,13 @@ class Pump:
             return lane.engine.lost(error.body) or lane.broken_in_row >= BROKEN_IN_ROW
         return isinstance(error, GoneError)
 
-    async def _charge(self, lane: Lane, prompt: Prompt, request_id: str, error: RequestError | PluginError) -> None:
-        """The request's own failure: another attempt, elsewhere if possible, or a failed record."""
-        try:
-            if isinstance(error, LateError):
-                await self._abort(lane, request_id)
-        finally:
-            if prompt.attempt >= self.orders.attempts:
-                self._deliver(self._failed(prompt, "aborted", f"after {prompt.attempt} attempts: {error}", lane))
-            elif not self.draining:
-                self._again.append((msgspec.structs.replace(prompt, attempt=prompt.attempt + 1), lane.index))
-                self._feed()
+    def _charge(self, lane: Lane, prompt: Prompt, error: RequestError | PluginError) -> None:
+        """Another attempt, elsewhere if possible, or a failed record."""
+        if prompt.attempt >= self.orders.attempts:
+            self._deliver(self._failed(prompt, "aborted", f"after {prompt.attempt} attempts: {error}", lane))
+        elif not self.draining:
+            self._again.append((msgspec.structs.replace(prompt, attempt=prompt.attempt + 1), lane.index))
+            self._feed()
 
     async def _abort(self, lane: Lane, request_id: str) -> None:
         """Ends a late request on its server, so that no two copies of an id ever live."""

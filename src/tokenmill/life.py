@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from tokenmill import caches, launch
 from tokenmill.canary import Canary, Passed
 from tokenmill.client import Client
@@ -248,8 +250,14 @@ class Life:
         return left
 
 
-def spawn(job: Job, place: Place, where: ports.Ports) -> tuple[Spec, ServerEntry, subprocess.Popen[bytes]]:
-    """Starts a server's process; raises OSError where its program cannot be run."""
+def spawn(
+    job: Job, place: Place, where: ports.Ports, announce: Callable[[ServerEntry], None]
+) -> tuple[Spec, ServerEntry, subprocess.Popen[bytes]]:
+    """Starts a server's process; raises OSError where its program cannot be run.
+
+    `announce` is told of it before it lives, by its nonce alone: killed in between, we would leave one behind that
+    nobody knows of and that holds a GPU.
+    """
     spec = spec_for(job, place, where, launch.new_nonce())
     command = job.engine.command(spec)
     tmp = launch.tmp_folder(job.folder.path, place.index)
@@ -262,22 +270,23 @@ def spawn(job: Job, place: Place, where: ports.Ports) -> tuple[Spec, ServerEntry
         cache.parent.touch()  # used now: pruned last
     env = launch.environment(job.config, place, job.engine, command, tmp, cache)
     log = job.folder.log(place.index)
-    log_start = logtail.size(log)
-    process = processes.spawn(command.argv, env, log, spec.nonce)
     entry = ServerEntry(
         node=job.node,
         index=place.index,
-        # A process that is gone already has no start time: its watcher says so at once.
-        process=processes.identify(process.pid) or ProcessId(process.pid, 0, ""),
-        group=process.pid,
+        process=ProcessId(0, 0, processes.boot_id()),
+        group=processes.NO_GROUP,
         port=spec.port,
         internal_port=spec.internal_port,
         gpu=place.label,
         nonce=spec.nonce,
         launch=launch.fingerprint(job.engine, spec, job.config, place),
-        log_start=log_start,
+        log_start=logtail.size(log),
     )
-    return spec, entry, process
+    announce(entry)
+    process = processes.spawn(command.argv, env, log, spec.nonce)
+    # A process that is gone already has no start time: its watcher says so at once.
+    identity = processes.identify(process.pid) or ProcessId(process.pid, 0, "")
+    return spec, replace(entry, process=identity, group=process.pid), process
 
 
 def spec_for(job: Job, place: Place, where: ports.Ports, nonce: str) -> Spec:

@@ -42,8 +42,6 @@ USUAL_IN_FLIGHT = 128
 
 RESULTS_WAIT_S = 1.0
 WATCH_S = 0.25
-NO_GROUP = -1
-"""Members by their mark alone: the group's number may be another's by now."""
 
 
 class LocalNode:
@@ -134,7 +132,7 @@ class LocalNode:
         adopted: dict[int, ServerEntry] = {}
         for entry in self._entries:
             place = by_index.get(entry.index)
-            why = "" if processes.alive(entry.process) else "its main process is dead"
+            why = "" if processes.alive(entry.process) else "its main process is dead or not known"
             if place is None:
                 why = why or "this run has no such server"
             elif not why:
@@ -143,7 +141,8 @@ class LocalNode:
                     why = "it was launched with other flags, model or cards"
             if why:
                 self._say("leftover", f"server {entry.index}, pid {entry.process.pid}, is ended: {why}")
-                await processes.end_group(entry.group, entry.nonce, grace_s=STOP_GRACE_S, verify_s=VERIFY_S)
+                if left := await end_survivor(entry):
+                    self._say("leftover", f"cannot be ended: {left}", "error")
             else:
                 adopted[entry.index] = entry
         return adopted
@@ -334,8 +333,16 @@ def survivors(folder: RunFolder) -> list[ServerEntry]:
     return [entry for entry in folder.state().servers if is_alive(entry)]
 
 
+async def end_survivor(entry: ServerEntry) -> str:
+    """Ends what lives of a server of an earlier tokenmill; says what cannot be ended, empty where all is gone."""
+    # Where its main process is gone, the group's number may be a stranger's by now; the mark never is.
+    group = entry.group if processes.alive(entry.process) else processes.NO_GROUP
+    left = await processes.end_group(group, entry.nonce, grace_s=STOP_GRACE_S, verify_s=VERIFY_S)
+    return ", ".join(map(processes.describe, left))
+
+
 def is_alive(entry: ServerEntry) -> bool:
     """Whether any process of a launched server still lives, its main one or one it left behind."""
     if entry.process.boot != processes.boot_id():
         return False
-    return processes.alive(entry.process) or bool(processes.members(NO_GROUP, entry.nonce))
+    return processes.alive(entry.process) or bool(processes.members(processes.NO_GROUP, entry.nonce))

@@ -21,19 +21,15 @@ from tokenmill.errors import GateError, TokenmillError
 from tokenmill.events import EventLog
 from tokenmill.explain import explain
 from tokenmill.folder import RunFolder, ServerEntry
-from tokenmill.machine import processes
-from tokenmill.node import LocalNode, survivors
+from tokenmill.node import LocalNode, end_survivor, survivors
 from tokenmill.progress import Progress
 from tokenmill.resume import Accounts, resume
 from tokenmill.store import Store
-from tokenmill.supervise import STOP_GRACE_S
 from tokenmill.view import View
 
 DONE, INTERRUPTED = 0, 130
 STATUS_S = 1.0
 """How often status.json and the view are renewed."""
-
-END_VERIFY_S = 60.0
 
 
 class Interrupts:
@@ -216,7 +212,8 @@ async def end_servers(folder: RunFolder, living: list[ServerEntry], log: EventLo
     """Ends servers of an earlier life that nobody needs any more."""
     for entry in living:
         log.say("run", f"ends server {entry.index}, pid {entry.process.pid}, of an earlier start")
-        await processes.end_group(entry.group, entry.nonce, grace_s=STOP_GRACE_S, verify_s=END_VERIFY_S)
+        if left := await end_survivor(entry):
+            log.say("run", f"cannot be ended: {left}", "error")
     folder.write_servers((), keep=False)
 
 

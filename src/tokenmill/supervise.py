@@ -188,15 +188,19 @@ class Supervisor:
         if fresh_ports:
             self.ports = ports.assign(self.ports.http + 1, 1)[0]
         try:
-            spec, entry, process = life.spawn(self.job, self.place, self.ports)
+            spec, entry, process = life.spawn(self.job, self.place, self.ports, self._known_as)
         except OSError as error:
+            self._known_as(None)
             cause = f"{error.filename or 'the engine'} cannot be started: {error.strerror}"
             self.post(core.Failed(Failure(FailureKind.CONFIG, cause, "see engine.python and engine.command")))
             return
-        self.entry = entry
-        self.job.changed()
+        self._known_as(entry)
         self._tell("launch", f"started as pid {entry.process.pid} on port {entry.port}, GPU {entry.gpu}")
         self._begin(Life(self.job, spec, entry, self.post, lambda: self.server.state, process))
+
+    def _known_as(self, entry: ServerEntry | None) -> None:
+        self.entry = entry
+        self.job.changed()
 
     def _watch(self) -> None:
         nonce = self.entry.nonce if self.entry else ""
@@ -310,6 +314,5 @@ class Supervisor:
         left = await ended.end(grace_s) if ended is not None else []
         if left:
             self._tell("leftover", f"cannot be ended: {', '.join(map(processes.describe, left))}", "error")
-        self.entry = None
-        self.job.changed()
+        self._known_as(None)
         self.post(core.Gone())

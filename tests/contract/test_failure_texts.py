@@ -9,16 +9,6 @@ from tests.contract import recorded
 from tests.contract.samples import engine
 from tokenmill.core.server import FailureKind
 
-WRONG = {
-    ("sglang", "attention port"): "COMMON_RULES does not know 'Port is already in use.': taken for a crash",
-    ("sglang", "ninja"): "sglang.py has no rule for kernels that cannot be built: started again and again",
-    ("sglang", "nvcc"): "sglang.py has no rule for kernels that cannot be built: started again and again",
-    ("sglang", "mamba leak"): "sglang.py's rule 'ValueError: .*mamba' stands before the leak's: never started again",
-    ("llamacpp", "draft"): "llamacpp.py has no rule for a draft model that cannot be loaded",
-    ("llamacpp", "mtp"): "llamacpp.py has no rule for a draft head that is not there",
-    ("llamacpp", "old gpu"): "llamacpp.py takes every CUDA error for a fault that passes",
-}
-
 Row = tuple[str, str, FailureKind, int, list[str]]
 
 
@@ -28,14 +18,9 @@ def table() -> list[Row]:
     return [(kind, case, FailureKind(wanted), int(code), text.split("\\n")) for kind, case, wanted, code, text in rows]
 
 
-def bug(kind: str, case: str) -> list[pytest.MarkDecorator]:
-    why = WRONG.get((kind, case))
-    return [pytest.mark.xfail(strict=True, reason=f"BUG: {why}")] if why else []
-
-
 @pytest.mark.parametrize(
     ("kind", "wanted", "code", "lines"),
-    [pytest.param(row[0], *row[2:], id=f"{row[0]}: {row[1]}", marks=bug(row[0], row[1])) for row in table()],
+    [pytest.param(row[0], *row[2:], id=f"{row[0]}: {row[1]}") for row in table()],
 )
 def test_the_text_of_a_death_decides_whether_the_server_is_started_again(
     kind: str, wanted: FailureKind, code: int, lines: list[str]
@@ -57,7 +42,7 @@ NOTICED = {
 def test_the_first_cause_decides_not_the_words_of_those_who_noticed(kind: str) -> None:
     """A child that dies in its start leaves its own traceback first; then its parent says that a child died."""
     for name, case, wanted, code, lines in table():
-        if name == kind and (kind, case) not in WRONG:
+        if name == kind:
             assert engine(kind).diagnose([*lines, *NOTICED[kind]], code).kind is wanted, case
 
 
@@ -72,7 +57,6 @@ def test_a_line_that_only_looks_like_a_cause_is_none(kind: str, line: str) -> No
     assert failure.cause.startswith("it died")
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: sglang.py passes over the first line of a warning, not over its traceback")
 def test_sglang_a_warnings_traceback_is_no_cause() -> None:
     """0.5.11 logs it whole where the Responses API cannot be set up, and serves on (http_server.py:378)."""
     log = [

@@ -6,10 +6,10 @@ A real flag that is refused stops a run that would have worked, so that is what 
 import pytest
 
 from tests.contract import recorded
-from tests.contract.samples import engine
-from tokenmill import config
-from tokenmill.doctor import Context, check_engine
-from tokenmill.engines.base import Engine
+from tests.contract.samples import engine, spec
+from tokenmill import configfile, plugins
+from tokenmill.doctor import Context, Finding, check_engine
+from tokenmill.engines.base import Engine, normal
 from tokenmill.folder import RunFolder
 from tokenmill.machine.packages import Package
 
@@ -93,7 +93,6 @@ def test_sources_that_tell_nothing_give_no_flags_so_that_nothing_is_refused(vers
     assert of(version).flags(dict.fromkeys(SOURCES[version], "")) == frozenset()
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: flags() knows no --no-… of argparse.BooleanOptionalAction")
 @pytest.mark.parametrize(
     ("version", "flag"),
     [
@@ -109,17 +108,24 @@ def test_a_switch_can_be_turned_off(version: str, flag: str) -> None:
 
 
 # -- what the doctor makes of them -------------------------------------------------------------------------------------
-def complaints(version: str, args: dict[str, object]) -> dict[str, str]:
-    """Refused arguments and the fix for each, where this version is installed."""
+def refused(version: str, args: dict[str, object]) -> list[Finding]:
+    """What the doctor says of the arguments that it refuses, where this version is installed."""
     data = {
         "model": {"path": "/models/qwen"},
         "prompts": {"path": "p.jsonl"},
         "engine": {"kind": version.partition("-")[0], "args": args},
     }
-    made = config.validate(data, "test")
+    made = configfile.validate(data, "test")
     context = Context(made, RunFolder(made.folder), [])
-    context.package = Package(version.partition("-")[2], SOURCES[version])
-    return {f.subject.removeprefix("engine.args."): f.fix for f in check_engine(context) if f.level == "fail"}
+    launched = [word for word in of(version).command(spec(made.engine.kind)).argv if word.startswith("--")]
+    left_out = {"left out of the excerpts": " ".join(f'"{flag}"' for flag in launched)}
+    context.package = Package(version.partition("-")[2], {**SOURCES[version], **left_out})
+    return [finding for finding in check_engine(context) if finding.level == "fail"]
+
+
+def complaints(version: str, args: dict[str, object]) -> dict[str, str]:
+    """Refused arguments and the fix for each."""
+    return {finding.subject.removeprefix("engine.args."): finding.fix for finding in refused(version, args)}
 
 
 def test_the_doctor_lets_the_reference_run_pass_and_names_the_successor_elsewhere() -> None:
@@ -132,7 +138,6 @@ def test_the_doctor_takes_underscores_for_dashes() -> None:
     assert complaints("sglang-0.5.11", {"context_length": 8192, "mem_fraction_static": 0.9}) == {}
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: doctor.check_engine refuses the unique beginnings that argparse takes")
 @pytest.mark.parametrize("flag", ["tp", "speculative-algo", "context-len"])
 @pytest.mark.parametrize("version", ["sglang-0.5.11", "sglang-0.5.23"])
 def test_the_doctor_lets_a_shortened_flag_pass_as_the_engine_does(version: str, flag: str) -> None:
@@ -140,6 +145,53 @@ def test_the_doctor_lets_a_shortened_flag_pass_as_the_engine_does(version: str, 
     assert complaints(version, {flag: 1}) == {}
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: doctor.check_engine does not know vLLM's dotted spelling of a table's key")
+@pytest.mark.parametrize(
+    ("version", "flag"), [("sglang-0.5.11", "speculative"), ("sglang-0.5.23", "speculative-num"), ("vllm-0.32", "max")]
+)
+def test_the_doctor_refuses_a_beginning_of_several_flags_as_the_engine_does(version: str, flag: str) -> None:
+    assert complaints(version, {flag: 1}).keys() == {flag}
+
+
 def test_the_doctor_lets_a_dotted_flag_of_vllm_pass() -> None:
     assert complaints("vllm-0.32", {"speculative-config.method": "ngram"}) == {}
+    assert complaints("vllm-0.32", {"speculativ-config.method": "ngram"}).keys() == {"speculativ-config.method"}
+
+
+@pytest.mark.parametrize(
+    ("version", "flag", "decides"),
+    [
+        ("sglang-0.5.11", "host", "loopback"),
+        ("sglang-0.5.11", "port", "fleet.port"),
+        ("sglang-0.5.11", "nccl_port", "fleet.port"),
+        ("sglang-0.5.11", "weight-version", "identity"),
+        ("sglang-0.5.11", "model-path", "model.path"),
+        ("vllm-0.32", "host", "loopback"),
+        ("vllm-0.32", "port", "fleet.port"),
+        ("vllm-0.32", "served_model_name", "model.name"),
+    ],
+)
+def test_the_doctor_refuses_what_tokenmill_sets_itself_and_says_what_decides_it(
+    version: str, flag: str, decides: str
+) -> None:
+    """An address, a port or an identity of the user's own would make every server look like a stranger."""
+    (finding,) = refused(version, {flag: "x"})
+    assert finding.subject == f"engine.args.{flag}"
+    assert decides in finding.message
+
+
+IDENTITY = {"--host", "--port", "--nccl-port", "--model", "--model-path", "--alias"}
+IDENTITY |= {"--served-model-name", "--weight-version"}
+
+
+@pytest.mark.parametrize("kind", plugins.names("engines"))
+def test_where_an_engine_listens_and_what_it_goes_by_is_not_the_users_to_set(kind: str) -> None:
+    made = engine(kind)
+    launched = {normal(word) for word in IDENTITY.intersection(made.command(spec(kind)).argv)}
+    assert not made.package or launched == made.own_flags.keys() & launched
+    assert all(flag == normal(flag) for flag in made.own_flags), "the doctor looks them up by their usual spelling"
+
+
+@pytest.mark.parametrize("flag", ["weight-ver", "hos", "served-model"])
+def test_the_doctor_refuses_a_beginning_of_what_tokenmill_sets_itself(flag: str) -> None:
+    """argparse completes it, and the last one counts: the user's."""
+    assert complaints("sglang-0.5.11", {flag: "x"}).keys() == {flag}

@@ -35,7 +35,7 @@ from tokenmill.engines.base import (
 from tokenmill.engines.metrics import values
 
 DEFAULT_MAX_NUM_SEQS = 256
-"""vLLM's default on most GPUs (engine/arg_utils.py); its log names another one where it differs."""
+"""vLLM's default on most GPUs, 1,024 on the largest (engine/arg_utils.py); no line of a usual log tells which."""
 
 _PHASES = PhaseTable(
     (
@@ -155,10 +155,15 @@ class VLLM(Engine):
     def info(self, spec: Spec, page: bytes, log: str = "") -> ServerInfo:
         cards = chat.models(page)
         context = cards[0].max_model_len if cards else None
-        running = (
-            spec.args.get("max-num-seqs") or _last(r"Defaulting max_num_seqs to (\d+)", log) or DEFAULT_MAX_NUM_SEQS
+        running = spec.args.get("max-num-seqs") or _last(r"Defaulting max_num_seqs to (\d+)", log)
+        limits = Limits(
+            running=int(running) if running else None,
+            why="max-num-seqs",
+            kv_tokens=_last(r"KV cache size: (\d[\d,]*) tokens", log),
+            good=None if running else DEFAULT_MAX_NUM_SEQS,
+            good_why="vLLM's usual max-num-seqs",
         )
-        return ServerInfo(Limits(int(running), "max-num-seqs", _last(r"KV cache size: ([\d,]+) tokens", log)), context)
+        return ServerInfo(limits, context)
 
     def encode(
         self, spec: Spec, rendered: Rendered, sampling: Sampling, *, request_id: str, thinking: bool, seed: int | None

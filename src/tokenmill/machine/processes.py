@@ -19,6 +19,9 @@ import msgspec
 MARK = "TOKENMILL_SERVER"
 """In every server's environment: the server's nonce."""
 
+NO_GROUP = -1
+"""Members by their mark alone: a group's number may be unknown, or another's by now."""
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
