@@ -129,22 +129,20 @@ def check_output(context: Context) -> Iterator[Finding]:
 def check_engine(context: Context) -> Iterator[Finding]:
     """The engine is installed in its environment, and knows every flag of the config."""
     config = context.config
-    package = context.package
-    known = (
-        context.engine.flags(package.sources) if context.engine.package and not config.engine.command else frozenset()
-    )
+    installed = context.package if context.engine.package and not config.engine.command else None
+    known = context.engine.flags(installed.sources) if installed else frozenset()
     for flag in config.engine.args:
         meant = _meant(normal(flag), known | context.engine.own_flags.keys())
         if decided_by := context.engine.own_flags.get(meant):
-            yield Finding("engine", "fail", f"engine.args.{flag}", f"tokenmill sets --{meant} itself; see {decided_by}")
-    if not context.engine.package or config.engine.command:
+            yield Finding("engine", "fail", f"engine.args.{flag}", f"tokenmill sets --{meant} itself: {decided_by}")
+    if installed is None:
         return
     python = python_of(config)
-    if not package.version:
+    if not installed.version:
         words = f"{context.engine.package} is not installed for {python}"
         yield Finding("engine", "fail", python, words, f"{python} -m pip install {context.engine.package}")
         return
-    yield Finding("engine", "ok", python, f"{context.engine.package} {package.version}")
+    yield Finding("engine", "ok", python, f"{context.engine.package} {installed.version}")
     if not known:
         if context.engine.flag_sources:
             yield Finding("engine", "unknown", python, f"the flags of this {context.engine.package} cannot be read")
@@ -153,7 +151,7 @@ def check_engine(context: Context) -> Iterator[Finding]:
         name = normal(flag)
         if not _meant(name, known):
             successor = context.engine.successor(name, known)
-            words = f"{context.engine.package} {package.version} has no flag --{name}"
+            words = f"{context.engine.package} {installed.version} has no flag --{name}"
             fix = f"use {successor}" if successor else f"{python} -m {context.engine.package} --help"
             yield Finding("engine", "fail", f"engine.args.{flag}", words, fix)
 

@@ -188,6 +188,7 @@ class Pump:
             # New at every try: engines refuse an id that lives on from an earlier one, or from a tokenmill that died.
             request_id = f"{self._life}-{next(self._requests)}"
             lane.in_flight += 1
+            refused = False
             try:
                 with boundary(f"engine {lane.engine.kind}"):
                     record = await self._complete(lane, prompt, request_id)
@@ -200,12 +201,14 @@ class Pump:
                 raise
             except (BusyError, LocalLimitError):
                 self._give_back(prompt)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, BUSY_PAUSE_MAX_S)
+                refused = True
             except (RequestError, PluginError) as error:
                 await self._failure(lane, prompt, request_id, error)
             finally:
                 lane.in_flight -= 1
+            if refused:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, BUSY_PAUSE_MAX_S)
 
     async def _take(self, lane: Lane) -> Prompt:
         prompt = self._next(lane)

@@ -7,7 +7,8 @@ import asyncio
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tokenmill.config import Config
 from tokenmill.core import server as core
 from tokenmill.core.server import Failure, FailureKind, State
 from tokenmill.engines.base import Engine, Sampling, ServerInfo, Spec
-from tokenmill.errors import BrokenError, RequestError
+from tokenmill.errors import BrokenError, PluginError, RequestError, boundary
 from tokenmill.events import Event
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Pump
@@ -123,23 +124,34 @@ class Life:
         else:
             self._tasks.create_task(work)
 
+    @contextmanager
+    def _seam(self) -> Iterator[None]:
+        """Around what the engine decides: a plug-in's bug is this server's failure, not the run's end."""
+        try:
+            with boundary(f"engine {self.job.engine.kind}"):
+                yield
+        except PluginError as error:
+            self._post(core.Failed(Failure(FailureKind.CRASH, str(error))))
+
     # -- its process and its log -------------------------------------------------------------------------------------
     async def _watch_exit(self, process: ProcessId) -> None:
         await processes.ended(process)
         await asyncio.sleep(LOOK_S)  # its last words may still be on the way to the file
         self._tail.read()
         code = self._process.wait() if self._process is not None else None
-        self._post(core.Failed(self.job.engine.diagnose(self._tail.tail(), code)))
+        with self._seam():
+            self._post(core.Failed(self.job.engine.diagnose(self._tail.tail(), code)))
 
     async def _watch_log(self) -> None:
         last: tuple[str, float] = ("", 0.0)
         while True:
             lines = self._tail.read()
-            for line in lines if self._state() is State.STARTING else ():
-                phase = self.job.engine.phase(line)
-                if phase is not None and (phase.name, phase.percent) != last:
-                    last = (phase.name, phase.percent)
-                    self._post(core.PhaseSeen(phase.name, phase.percent))
+            with self._seam():
+                for line in lines if self._state() is State.STARTING else ():
+                    phase = self.job.engine.phase(line)
+                    if phase is not None and (phase.name, phase.percent) != last:
+                        last = (phase.name, phase.percent)
+                        self._post(core.PhaseSeen(phase.name, phase.percent))
             if lines or self._burns():
                 self._post(core.Progress(strong=False))
             await asyncio.sleep(LOOK_S)
@@ -161,16 +173,17 @@ class Life:
         """Asks what its state wants to know; what an answer means is the engine's to say."""
         while True:
             pause = LOOK_S
-            match self._state():
-                case State.STARTING:
-                    await self._probe_identity()
-                case State.ANSWERING:
-                    await self._probe_health()
-                case State.READY | State.SUSPECT:
-                    await self._probe_metrics()
-                    pause = METRICS_S
-                case _:
-                    pass
+            with self._seam():
+                match self._state():
+                    case State.STARTING:
+                        await self._probe_identity()
+                    case State.ANSWERING:
+                        await self._probe_health()
+                    case State.READY | State.SUSPECT:
+                        pause = METRICS_S
+                        await self._probe_metrics()
+                    case _:
+                        pass
             await asyncio.sleep(pause)
 
     async def _ask(self, path: str, timeout_s: float) -> bytes | None:
@@ -253,13 +266,14 @@ class Life:
 def spawn(
     job: Job, place: Place, where: ports.Ports, announce: Callable[[ServerEntry], None]
 ) -> tuple[Spec, ServerEntry, subprocess.Popen[bytes]]:
-    """Starts a server's process; raises OSError where its program cannot be run.
+    """Starts a server's process; raises OSError where its program cannot be run, PluginError.
 
     `announce` is told of it before it lives, by its nonce alone: killed in between, we would leave one behind that
     nobody knows of and that holds a GPU.
     """
     spec = spec_for(job, place, where, launch.new_nonce())
-    command = job.engine.command(spec)
+    with boundary(f"engine {job.engine.kind}"):
+        command = job.engine.command(spec)
     tmp = launch.tmp_folder(job.folder.path, place.index)
     shutil.rmtree(tmp, ignore_errors=True)
     tmp.mkdir(parents=True, mode=0o700)

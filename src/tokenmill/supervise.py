@@ -16,7 +16,7 @@ from tokenmill.core.lifecycle import step
 from tokenmill.core.server import SERVING, Failure, FailureKind, Server, State, Timing
 from tokenmill.core.status import ServerStatus
 from tokenmill.engines.base import ServerInfo
-from tokenmill.errors import BrokenError, GoneError, RequestError
+from tokenmill.errors import BrokenError, GoneError, PluginError, RequestError
 from tokenmill.events import Event, now
 from tokenmill.folder import ServerEntry
 from tokenmill.generate import Lane
@@ -193,6 +193,9 @@ class Supervisor:
             self._known_as(None)
             cause = f"{error.filename or 'the engine'} cannot be started: {error.strerror}"
             self.post(core.Failed(Failure(FailureKind.CONFIG, cause, "see engine.python and engine.command")))
+            return
+        except PluginError as error:
+            self.post(core.Failed(Failure(FailureKind.CONFIG, str(error))))
             return
         self._known_as(entry)
         self._tell("launch", f"started as pid {entry.process.pid} on port {entry.port}, GPU {entry.gpu}")

@@ -108,16 +108,17 @@ def test_a_switch_can_be_turned_off(version: str, flag: str) -> None:
 
 
 # -- what the doctor makes of them -------------------------------------------------------------------------------------
+def context_for(**engine: object) -> Context:
+    data = {"model": {"path": "/models/qwen", "name": "qwen"}, "prompts": {"path": "p.jsonl"}, "engine": engine}
+    made = configfile.validate(data, "test")
+    return Context(made, RunFolder(made.folder), [])
+
+
 def refused(version: str, args: dict[str, object]) -> list[Finding]:
     """What the doctor says of the arguments that it refuses, where this version is installed."""
-    data = {
-        "model": {"path": "/models/qwen"},
-        "prompts": {"path": "p.jsonl"},
-        "engine": {"kind": version.partition("-")[0], "args": args},
-    }
-    made = configfile.validate(data, "test")
-    context = Context(made, RunFolder(made.folder), [])
-    launched = [word for word in of(version).command(spec(made.engine.kind)).argv if word.startswith("--")]
+    kind = version.partition("-")[0]
+    context = context_for(kind=kind, args=args)
+    launched = [word for word in of(version).command(spec(kind)).argv if word.startswith("--")]
     left_out = {"left out of the excerpts": " ".join(f'"{flag}"' for flag in launched)}
     context.package = Package(version.partition("-")[2], {**SOURCES[version], **left_out})
     return [finding for finding in check_engine(context) if finding.level == "fail"]
@@ -195,3 +196,16 @@ def test_where_an_engine_listens_and_what_it_goes_by_is_not_the_users_to_set(kin
 def test_the_doctor_refuses_a_beginning_of_what_tokenmill_sets_itself(flag: str) -> None:
     """argparse completes it, and the last one counts: the user's."""
     assert complaints("sglang-0.5.11", {flag: "x"}).keys() == {flag}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kind": "fake", "args": {"slots": 4}},
+        {"kind": "openai", "addresses": ["http://127.0.0.1:8000"]},
+        {"kind": "openai", "command": ["my-server", "--port", "{port}"], "python": "/no/such/python"},
+        {"kind": "llamacpp", "command": ["llama-server"], "python": "/no/such/python"},
+    ],
+)
+def test_the_doctor_asks_no_environment_for_an_engine_that_does_not_come_from_one(settings: dict[str, object]) -> None:
+    assert [finding for finding in check_engine(context_for(**settings)) if finding.level == "fail"] == []

@@ -312,7 +312,7 @@ def test_a_prompt_is_not_left_behind_by_a_server_that_takes_a_pause_and_then(wha
             full = made.lane(1, fails(BusyError("HTTP 503")), capacity=1)
             made.pump.offer(prompts(2))
             await made.until(1)
-            assert (made.pump.in_flight, made.pump.queued) == (0, 1)
+            assert made.pump.queued == 1
             if what == "goes":
                 made.pump.close(1)
             else:

@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill import configfile, plugins
-from tokenmill.core.capacity import Limits, in_flight
+from tokenmill.core.capacity import Limits, in_flight, servers_for
 from tokenmill.core.judge import Rules
 from tokenmill.core.server import State
 from tokenmill.engines.base import Sampling, ServerInfo
@@ -133,3 +134,37 @@ def test_a_number_in_the_config_goes_before_what_the_cache_holds_at_full_length(
 def test_no_server_is_given_more_than_open_files_allow(tmp_path: Path) -> None:
     few = replace(job(tmp_path, concurrency=200), most_in_flight=60)
     assert kept(few, ServerInfo(LONG, context=262_144)) == (60, "open files")
+
+
+# -- by example --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("gpus", "each", "asked", "servers"), [(8, 1, 0, 8), (8, 3, 0, 2), (8, 1, 16, 16), (1, 2, 0, 1)]
+)
+def test_a_server_per_group_of_gpus_unless_asked_otherwise(gpus: int, each: int, asked: int, servers: int) -> None:
+    assert servers_for(gpus, each, asked) == servers
+
+
+SAYS = Limits(running=48, why="max-running-requests", kv_tokens=90_000, good=32, good_why="the captured batch")
+NOTHING = (1, "nothing is known of the server")
+FITTING = "KV cache tokens ÷ tokens of a request"
+
+
+@pytest.mark.parametrize(
+    ("says", "asked", "tokens", "expected"),
+    [
+        (SAYS, None, 1_000, (32, "the captured batch")),
+        (SAYS, None, 9_000, (10, FITTING)),
+        (SAYS, None, 100_000, (1, FITTING)),
+        (replace(SAYS, good=None), None, 1_000, (48, "max-running-requests")),
+        (Limits(good=32, good_why="the captured batch"), None, 1_000, (32, "the captured batch")),
+        (SAYS, 40, 9_000, (40, "generation.concurrency")),
+        (SAYS, 64, 1_000, (48, "max-running-requests")),
+        (Limits(), 64, 1_000, (64, "generation.concurrency")),
+        (Limits(), None, 1_000, NOTHING),
+        (Limits(running=0, kv_tokens=0, good=0), None, 0, NOTHING),
+    ],
+)
+def test_no_more_requests_than_the_engine_runs_and_its_cache_holds(
+    says: Limits, asked: int | None, tokens: int, expected: tuple[int, str]
+) -> None:
+    assert in_flight(says, asked, tokens) == expected

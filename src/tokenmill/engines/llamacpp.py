@@ -130,10 +130,10 @@ class LlamaCpp(Engine):
     renders = "server"
     package = "xllamacpp"
     own_flags: ClassVar[Mapping[str, str]] = {
-        "model": "model.path",
-        "alias": "model.name",
-        "host": "nothing: servers listen on loopback only",
-        "port": "fleet.port",
+        "model": "from model.path",
+        "alias": "from model.name",
+        "host": "servers listen on loopback only",
+        "port": "from fleet.port",
     }
     content_args = frozenset({"chat-template", "chat-template-file", "cache-type-k", "cache-type-v", "lora"})
     health_is_proof = False

@@ -229,13 +229,13 @@ class SGLang(Engine):
     package = "sglang"
     flag_sources = ("sglang/srt/server_args.py", "sglang/srt/arg_groups/fields/*.py")
     own_flags: ClassVar[Mapping[str, str]] = {
-        "model-path": "model.path",
-        "model": "model.path",
-        "served-model-name": "model.name",
-        "host": "nothing: servers listen on loopback only",
-        "port": "fleet.port",
-        "nccl-port": "fleet.port",
-        "weight-version": "nothing: it is the server's identity",
+        "model-path": "from model.path",
+        "model": "from model.path",
+        "served-model-name": "from model.name",
+        "host": "servers listen on loopback only",
+        "port": "from fleet.port",
+        "nccl-port": "from fleet.port",
+        "weight-version": "it is the server's identity",
     }
     content_args = frozenset(
         {

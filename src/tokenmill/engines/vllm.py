@@ -118,10 +118,10 @@ class VLLM(Engine):
     package = "vllm"
     flag_sources = ("vllm/engine/arg_utils.py", "vllm/entrypoints/**/cli_args.py", "vllm/entrypoints/cli/serve.py")
     own_flags: ClassVar[Mapping[str, str]] = {
-        "model": "model.path",
-        "served-model-name": "model.name",
-        "host": "nothing: servers listen on loopback only",
-        "port": "fleet.port",
+        "model": "from model.path",
+        "served-model-name": "from model.name",
+        "host": "servers listen on loopback only",
+        "port": "from fleet.port",
     }
     content_args = frozenset(
         {"quantization", "dtype", "kv-cache-dtype", "load-format", "chat-template", "hf-overrides"}
