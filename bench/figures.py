@@ -30,9 +30,20 @@ class Scale:
     generated: int = 20_000
     kills: int = 5
     kill_rows: int = 5_000
+    latency_ms: int = 2_000
 
 
-SMOKE = Scale(rows=400, warm=100, waves=900, prompts=20_000, done=10_000, generated=1_000, kills=1, kill_rows=1_500)
+SMOKE = Scale(
+    rows=400,
+    warm=100,
+    waves=900,
+    prompts=20_000,
+    done=10_000,
+    generated=1_000,
+    kills=1,
+    kill_rows=1_000,
+    latency_ms=200,
+)
 
 
 @dataclass(frozen=True)
@@ -75,13 +86,14 @@ def _floor(count: int) -> float:
 def slots_busy(scratch: Path, scale: Scale) -> list[Row]:
     """Requests in flight ÷ slots, from the first answer on, for fixed and heavy-tailed latencies."""
     rows = []
+    latency = str(scale.latency_ms)
     forms: list[tuple[str, str, tuple[str, ...]]] = [
-        ("slots busy: fixed 2 s, 448 in flight, answers ÷ ideal", "≥ 0.98", ("--latency-ms", "2000")),
-        ("slots busy: lognormal 2 s, σ = 1", "≥ 0.99", ("--latency-ms", "2000", "--sigma", "1")),
+        ("slots busy: fixed 2 s, 448 in flight, answers ÷ ideal", "≥ 0.98", ("--latency-ms", latency)),
+        ("slots busy: lognormal 2 s, σ = 1", "≥ 0.99", ("--latency-ms", latency, "--sigma", "1")),
         (
             "slots busy: the same, one server 3 × slower",
             "≥ 0.98",
-            ("--latency-ms", "2000", "--sigma", "1", "--slow", "3"),
+            ("--latency-ms", latency, "--sigma", "1", "--slow", "3"),
         ),
     ]
     prompts = data.write_prompts(scratch / "prompts-waves.jsonl", scale.waves * 2)
@@ -95,8 +107,8 @@ def slots_busy(scratch: Path, scale: Scale) -> list[Row]:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-            first = _when(address, 2 * BOTH)  # the canary and the first wave are through
-            last = _when(address, int(first["done"]) + scale.waves // 2)
+            first = _when(address, 2 * BOTH, process)  # the canary and the first wave are through
+            last = _when(address, int(first["done"]) + scale.waves // 2, process)
             process.kill()
             process.wait()
         busy = (last["area"] - first["area"]) / (last["last"] - first["last"]) / BOTH
@@ -104,8 +116,10 @@ def slots_busy(scratch: Path, scale: Scale) -> list[Row]:
     return rows
 
 
-def _when(address: str, done: int) -> dict[str, float]:
+def _when(address: str, done: int, client: "subprocess.Popen[bytes]") -> dict[str, float]:
     while (found := stats(address))["done"] < done:
+        if client.poll() is not None:
+            raise SystemExit(f"the client ended with exit code {client.returncode}")
         time.sleep(0.05)
     return found
 
@@ -141,11 +155,12 @@ def kept(scratch: Path, scale: Scale) -> list[Row]:
     """kill -9 in the middle: answers that were served and are not in the store; then resumed: lost, doubled, wrong."""
     lost: list[int] = []
     faults: Counter[str] = Counter()
+    latency = str(scale.latency_ms)
     prompts = data.write_prompts(scratch / f"prompts-{scale.kill_rows}.jsonl", scale.kill_rows)
     for kill in range(scale.kills):
         folder = scratch / f"kept-{kill}"
         config = write_config(folder, prompts)
-        with fake_server("--answer-bytes", "30000", "--latency-ms", "500", "--sigma", "0.5") as address:
+        with fake_server("--answer-bytes", "30000", "--latency-ms", latency, "--sigma", "1") as address:
             after = BOTH + random.Random(kill).randrange(scale.kill_rows // 4, scale.kill_rows // 2)
             cost = run_config(config, address, stop_after=after)
             stored = len(list(dataset.briefs(folder / "runs" / "bench" / "data")))

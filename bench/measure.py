@@ -78,10 +78,15 @@ def write_config(folder: Path, prompts: Path, *, in_flight: int = 64, ports: str
 
 def run_config(config: Path, address: str, *, stop_after: int = 0, timeout_s: float = 600.0) -> Cost:
     """`tokenmill run` on a config; killed (-9) once the server has answered `stop_after` requests, canaries too."""
-    return measure([sys.executable, "-m", "tokenmill", "run", str(config)], address, stop_after, timeout_s)
+    cost = measure([sys.executable, "-m", "tokenmill", "run", str(config)], address, stop_after, timeout_s)
+    wanted = -9 if stop_after else 0
+    if cost.code != wanted:
+        raise SystemExit(f"tokenmill run {config} ended with exit code {cost.code}, not {wanted}")
+    return cost
 
 
 def measure(command: Sequence[str], address: str, stop_after: int = 0, timeout_s: float = 600.0) -> Cost:
+    before = os.times()
     began = time.monotonic()
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(list(command), cwd=ROOT, **quiet)  # type: ignore[call-overload]
@@ -95,21 +100,12 @@ def measure(command: Sequence[str], address: str, stop_after: int = 0, timeout_s
             process.wait()
             break
         time.sleep(POLL_S)
-    usage = os.times()
     wall = time.monotonic() - began
-    cpu = seen_cpu if process.returncode == -9 else _children_cpu(usage)
+    # Once waited for, a child and all that it had waited for are in our own times, exactly.
+    after = os.times()
+    waited = after.children_user + after.children_system - before.children_user - before.children_system
+    cpu = seen_cpu if process.returncode == -9 else waited
     return Cost(cpu, wall, peak, main, stats(address), process.returncode)
-
-
-_last_children = 0.0
-
-
-def _children_cpu(usage: os.times_result) -> float:
-    """Processor time of the child that has just been waited for, and of what it had waited for itself."""
-    global _last_children
-    total = usage.children_user + usage.children_system
-    spent, _last_children = total - _last_children, total
-    return spent
 
 
 def _reading(process: psutil.Process) -> tuple[float, float, float]:
