@@ -254,6 +254,26 @@ def test_sglang_a_killed_scheduler_is_named() -> None:
     assert "crashed with exit code -9" in failure.lines[0]
 
 
+def test_sglang_an_assertion_in_a_kernel_is_quoted() -> None:
+    failure = engine("sglang").diagnose(recorded.tail(f"{SGLANG}/scheduler-assert.log"), -9)
+    assert (failure.kind, failure.cause) == (FailureKind.CRASH, "an assertion in a GPU kernel failed")
+    assert "probability tensor contains either `inf`, `nan` or element < 0" in failure.lines[0]
+
+
+def test_sglang_a_crash_is_told_with_its_exception() -> None:
+    """The line that says that it crashed ends in `Traceback`: alone it helps nobody. (Seen with llguidance.)"""
+    tail = [
+        "[2026-11-30 02:39:00] Scheduler hit an exception: Traceback (most recent call last):",
+        '  File "python/sglang/srt/managers/scheduler.py", line 3934, in run_scheduler_process',
+        "    scheduler.run_event_loop()",
+        'ValueError: Parser Error: token ">" does not satisfy the grammar',
+        "<state>",
+        "[2026-11-30 02:39:00] SIGQUIT received. signum=None, frame=None. It usually means one child failed.",
+    ]
+    failure = engine("sglang").diagnose(tail, -9)
+    assert (failure.cause, failure.lines) == ("its scheduler crashed", (tail[0], tail[3]))
+
+
 @pytest.mark.parametrize("name", ["kill-worker", "kill-enginecore"])
 def test_vllm_a_killed_engine_core_or_worker_is_named(name: str) -> None:
     failure = engine("vllm").diagnose(recorded.tail(f"{VLLM}/{name}.log"), None)

@@ -192,7 +192,8 @@ def _fail(server: Server, failure: Failure, now: float) -> Step:
     wait = 0.0 if failure.kind is FailureKind.PORT else backoff
     doubled = min(backoff * 2, first * BACKOFF_MOST)
     server = replace(_enter(server, State.BACKOFF, now), retry_at=now + wait, next_backoff=doubled)
-    return server, (*actions, Tell(f"{failure}; started again in {wait:.0f} s", failure))
+    then = f"started again in {wait:.0f} s" if wait else "started again at once, on other ports"
+    return server, (*actions, Tell(f"{failure}; {then}", failure))
 
 
 def _tick(server: Server, tick: Tick, now: float) -> Step:

@@ -8,8 +8,9 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -374,13 +375,24 @@ COMMON_RULES: tuple[Rule, ...] = (
 )
 
 
+TRACEBACK = "Traceback (most recent call last):"
+
+
+def _decisive(pattern: re.Pattern[str], tail: Sequence[str]) -> Iterator[str]:
+    """The lines that match; where one opens a traceback, the exception at its end too, which says what it was."""
+    for place, line in enumerate(tail):
+        if pattern.search(line):
+            yield line
+            if line.rstrip().endswith(TRACEBACK):
+                yield from islice((later for later in tail[place + 1 :] if later.strip() and later[0] != " "), 1)
+
+
 def match_rules(rules: Sequence[Rule], tail: Sequence[str], exit_code: int | None) -> Failure:
     """The first rule (in the rules' order) that a log line matches, with the lines that decided; else a crash."""
     for pattern, kind, cause, fix in rules:
-        compiled = re.compile(pattern, re.IGNORECASE)
-        lines = [line for line in tail if compiled.search(line)]
+        lines = list(islice(_decisive(re.compile(pattern, re.IGNORECASE), tail), 2))
         if lines:
-            return Failure(kind, cause, fix, tuple(line.strip()[:400] for line in lines[:2]), exit_code)
+            return Failure(kind, cause, fix, tuple(line.strip()[:400] for line in lines), exit_code)
     lines = [line.strip()[:400] for line in tail if line.strip()][-3:]
     cause = "it ended" if exit_code == 0 else "it died" if lines else "it died without a word in its log"
     return Failure(FailureKind.CRASH, cause, "", tuple(lines), exit_code)

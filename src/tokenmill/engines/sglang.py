@@ -18,6 +18,7 @@ from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines.base import (
     COMMON_RULES,
     COMPILE_CACHES,
+    TRACEBACK,
     Engine,
     Launch,
     Load,
@@ -192,8 +193,9 @@ _RULES: tuple[Rule, ...] = (
         "its own watchdog found the scheduler hanging",
         "",
     ),
+    (r"Assertion `.*` failed|device-side assert", FailureKind.CRASH, "an assertion in a GPU kernel failed", ""),
     (
-        r"illegal memory access|device-side assert|uncorrectable ECC|CUBLAS_STATUS|CUDNN_STATUS|unspecified launch",
+        r"illegal memory access|uncorrectable ECC|CUBLAS_STATUS|CUDNN_STATUS|unspecified launch",
         FailureKind.CRASH,
         "the GPU reported a fault",
         "dmesg | grep -i xid",
@@ -375,7 +377,7 @@ def _meant(tail: Sequence[str]) -> Iterator[str]:
     in_traceback = False
     for line in tail:
         if _HARMLESS.search(line):
-            in_traceback = line.rstrip().endswith("Traceback (most recent call last):")
+            in_traceback = line.rstrip().endswith(TRACEBACK)
         elif in_traceback:
             in_traceback = line.startswith(" ") or not line  # the first line that is not indented names the exception
         else:
