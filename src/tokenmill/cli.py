@@ -338,6 +338,7 @@ def _show_inspection(found: Any) -> None:
 
 def main() -> None:
     """The console command. The one place besides errors.boundary that catches every exception."""
+    _open_standard_streams()
     try:
         code = app(standalone_mode=False) or 0
     except typer.Exit as leave:
@@ -352,6 +353,13 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001
         code = _usage_or_bug(error)
     sys.exit(code)
+
+
+def _open_standard_streams() -> None:
+    """Cron jobs and daemons may start us without any: the next file or socket would get its number, and our output."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # open gives the lowest free number
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))
 
 
 def _usage_or_bug(error: Exception) -> int:

@@ -15,7 +15,7 @@ from tokenmill.core import judge
 from tokenmill.core.gate import Alarm
 from tokenmill.core.judge import Verdict
 from tokenmill.core.records import PROMPT_FAULTS, Prompt, Record
-from tokenmill.errors import GuardError, StoreError
+from tokenmill.errors import GuardError, StoreError, VanishedError
 from tokenmill.events import EventLog
 from tokenmill.explain import Examples
 from tokenmill.folder import RunFolder
@@ -110,7 +110,7 @@ class Collector:
     async def _keep(self, records: list[Record]) -> None:
         try:
             await self._append(records)
-        except GuardError as error:
+        except (GuardError, VanishedError) as error:
             self.failure = error
             await self._end(0.0)
         except StoreError as error:

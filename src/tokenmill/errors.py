@@ -8,6 +8,7 @@
     ├── NoServerError        4  no server could be kept
     ├── GateError            5  the gate stopped the run
     ├── StoreError           6  results could not be stored
+    │   └── VanishedError       what was stored is gone: removed or moved in mid-run
     ├── BadPromptError          one prompt row cannot be used: becomes a failed record
     ├── PluginError             code that is not ours (a tokenizer, a plug-in) raised
     └── RequestError            one request failed; the subclass says whose fault it is
@@ -61,6 +62,10 @@ class GateError(TokenmillError):
 
 class StoreError(TokenmillError):
     exit_code = 6
+
+
+class VanishedError(StoreError):
+    pass
 
 
 class BadPromptError(TokenmillError):

@@ -38,7 +38,25 @@ WEIGHTS_LOADED = 60.0
 
 RATE_WINDOW_S = 60.0
 
+UNWATCHED_S = 1.0
+"""Between two looks, which come every LOOK_S: in a gap so long tokenmill itself did not run."""
+
 Work = Callable[[Life], Coroutine[None, None, None]]
+
+
+class _WatchClock:
+    """Seconds of looking: while tokenmill itself was stopped (Ctrl-Z, a frozen container) no server was silent."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._unwatched = 0.0
+
+    def now(self) -> float:
+        moment = time.monotonic()
+        gap, self._last = moment - self._last, moment
+        if gap > UNWATCHED_S:
+            self._unwatched += gap - LOOK_S
+        return moment - self._unwatched
 
 
 class Supervisor:
@@ -75,6 +93,7 @@ class Supervisor:
         self._answers = 0
         self._rates: list[tuple[float, int]] = []
         self._left_alive = False
+        self._clock = _WatchClock()
 
     def post(self, event: core.Event) -> None:
         self._inbox.put_nowait(event)
@@ -149,7 +168,7 @@ class Supervisor:
 
     def _apply(self, event: core.Event) -> None:
         before = self.server.state
-        self.server, actions = step(self.server, event, time.monotonic())
+        self.server, actions = step(self.server, event, self._clock.now())
         for action in actions:
             self._do(action)
         if self.server.percent >= WEIGHTS_LOADED or self.server.state not in (State.PENDING, State.STARTING):

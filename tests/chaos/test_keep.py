@@ -1,0 +1,101 @@
+"""Servers that outlive a run: kept after Ctrl-C, adopted by the next start, and ended by `down`, they alone."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos.conftest import Command, write_short_prompts
+from tests.harness import Case, answered_prompts, assert_whole, last_turn
+from tokenmill.engines import llamacpp_server
+from tokenmill.machine import processes
+
+KEYS = {f"p{n}" for n in range(40)}
+
+
+def _all_live(pids: dict[int, int]) -> bool:
+    return all((status := processes.stat(pid)) is not None and status.state not in "ZX" for pid in pids.values())
+
+
+@contextmanager
+def _namesake(port: int) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process of somebody else's, with the command line that our servers have."""
+    words = [str(Path(llamacpp_server.__file__)), "--model", "m.gguf", "--port", str(port)]
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *words], start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.timeout(120)
+def test_up_status_logs_run_and_down_on_real_servers(llama: Case, tokenmill: Command) -> None:
+    keys = write_short_prompts(llama.folder / "prompts.jsonl", 12)
+    llama.write(fleet={"keep_servers": "always"})
+    with _namesake(llama.port) as foreign:
+        assert llama.wait(llama.command("up", str(llama.config))) == 0, llama.output()
+        assert "case: up, 2/2 servers ready" in llama.output()
+        pids = llama.server_pids()
+        assert _all_live(pids)
+        code, status = tokenmill("status", llama.run_path, "--json")
+        found: dict[str, Any] = json.loads(status)
+        assert (code, found["state"]) == (0, "up")
+        assert {server["pid"]: server["state"] for server in found["servers"]} == dict.fromkeys(pids.values(), "ready")
+        code, logs = tokenmill("logs", llama.run_path, "1")
+        assert (code, "[0] " in logs) == (0, False)
+        assert f"listening on http://127.0.0.1:{llama.port + 1}" in logs
+        code, said = tokenmill("run", llama.config)
+        assert code == 0, said
+        assert_whole(llama, keys)
+        assert ": started as pid" not in said, "run did not take the servers that were up"
+        assert llama.server_pids() == pids
+        assert _all_live(pids)
+        assert "2 servers ended" in tokenmill("down", llama.run_path)[1]
+        assert llama.leftovers() == []
+        assert foreign.poll() is None
+    assert tokenmill("down", llama.run_path) == (0, "no server is left\n")
+
+
+def _interrupt_in_the_middle(case: Case, **config: Any) -> Path:
+    """A run that Ctrl-C ends after eight rows; returns the servers' own notes."""
+    log = case.folder / "requests.jsonl"
+    case.write(engine={"args": {"slots": 4, "latency-ms": 100, "requests": str(log)}}, **config)
+    process = case.start()
+    case.until_done(8, process)
+    process.send_signal(signal.SIGINT)
+    assert case.wait(process) == 130, case.output()
+    assert {last_turn(record) for record in case.records()} == set(answered_prompts(log)), "not all in flight is stored"
+    return log
+
+
+def test_servers_are_kept_when_a_run_is_stopped_and_taken_by_the_next(case: Case, tokenmill: Command) -> None:
+    log = _interrupt_in_the_middle(case, fleet={"keep_servers": "stopped"})
+    pids = case.server_pids()
+    assert len(pids) == 2
+    assert _all_live(pids)
+    assert set(case.leftovers()) == set(pids.values())
+    code, said = tokenmill("run", case.config)
+    assert code == 0, said
+    assert ": started as pid" not in said, "the next run started servers of its own"
+    assert f"server 0: adopts pid {pids[0]} " in said
+    assert_whole(case, KEYS)
+    assert set(answered_prompts(log).values()) == {1}
+    assert case.leftovers() == [], "kept for a stopped run only, and this one is done"
+
+
+@pytest.mark.long
+def test_kept_servers_that_a_config_no_longer_fits_are_replaced(case: Case) -> None:
+    _interrupt_in_the_middle(case, fleet={"keep_servers": "stopped"})
+    pids = case.server_pids()
+    assert case.run("--set", "engine.args={slots = 2}", "--set", "fleet.servers=1") == 0, case.output()
+    assert f"server 0, pid {pids[0]}, is ended: it was launched with other flags" in case.output()
+    assert f"server 1, pid {pids[1]}, is ended: this run has no such server" in case.output()
+    assert_whole(case, KEYS)
+    assert case.leftovers() == []
