@@ -2,7 +2,8 @@
 
 HTTP by hand over uvloop, answers precomputed: 0.01 s of processor time per 1,000 answers, so that a client's own cost
 is what is measured. A marker of the form ROW######## in the request is put into the answer: each answer must land on
-the row that asked. GET /stats tells what was served.
+the row that asked. GET /stats tells what was served. A request without one is a canary: a short answer at once,
+not counted.
 """
 
 import argparse
@@ -74,6 +75,9 @@ WORDS = [
     "however,\n",
 ]
 
+CANARY_BYTES = 2048
+"""The 512 tokens that a canary asks for."""
+
 
 @dataclass
 class Stats:
@@ -114,9 +118,9 @@ def text_of(size: int, rng: random.Random) -> str:
     return f"{fill(head - 10)}</think>\n{NO_MARK.decode()} {fill(size - head - 12)}"
 
 
-def answer_parts(args: argparse.Namespace) -> tuple[bytes, bytes]:
-    """A whole HTTP answer before and behind the marker."""
-    text = text_of(args.answer_bytes, random.Random(args.seed))
+def answer_parts(args: argparse.Namespace, size: int) -> tuple[bytes, bytes]:
+    """A whole HTTP answer of so many bytes, before and behind the marker."""
+    text = text_of(size, random.Random(args.seed))
     tokens = max(1, len(text.encode()) // 4)
     message = {"role": "assistant", "content": text, "reasoning_content": None, "tool_calls": None}
     choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": "stop", "matched_stop": 151645}
@@ -135,6 +139,7 @@ class Protocol(asyncio.Protocol):
 
     args: argparse.Namespace
     parts: tuple[bytes, bytes]
+    canary: bytes
     stats: Stats
     rng: random.Random
 
@@ -177,11 +182,14 @@ class Protocol(asyncio.Protocol):
             self._write(json.dumps({"data": [{"id": "fake", "max_model_len": 131072}]}).encode())
 
     def _generate(self, body: bytes) -> None:
+        at = body.find(MARK)
+        if at < 0:
+            self._transport.write(self.canary)  # type: ignore[attr-defined]
+            return
+        mark = body[at : at + LENGTH]
         moment = self.stats.step(1)
         self.stats.posts += 1
         self.stats.first_post = self.stats.first_post or moment
-        at = body.find(MARK)
-        mark = body[at : at + LENGTH] if at >= 0 else NO_MARK
         latency = self._latency()
         if latency <= 0:
             self._answer(mark)
@@ -216,12 +224,9 @@ class Protocol(asyncio.Protocol):
 
 async def serve(args: argparse.Namespace) -> None:
     """Listens on every port until SIGTERM; the first port is `--slow` times slower than the others."""
-    Protocol.args, Protocol.parts, Protocol.stats, Protocol.rng = (
-        args,
-        answer_parts(args),
-        Stats(),
-        random.Random(args.seed),
-    )
+    Protocol.args, Protocol.stats, Protocol.rng = args, Stats(), random.Random(args.seed)
+    Protocol.parts = answer_parts(args, args.answer_bytes)
+    Protocol.canary = NO_MARK.join(answer_parts(args, CANARY_BYTES))
     low, _, high = args.ports.partition("-")
     loop = asyncio.get_running_loop()
     for number in range(int(low), int(high or low) + 1):

@@ -22,9 +22,13 @@ PORTS = "31000-31006"
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a client and all its processes: seconds of processor time and wall, megabytes of memory at the peak."""
+    """Of a client and all its processes: seconds of processor time and wall, megabytes of memory at the peak.
+
+    `main_s` and `main_mb` are of its first process alone, as of at most POLL_S before its end.
+    """
 
     cpu_s: float
+    main_s: float
     wall_s: float
     peak_mb: float
     main_mb: float
@@ -91,10 +95,11 @@ def measure(command: Sequence[str], address: str, stop_after: int = 0, timeout_s
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(list(command), cwd=ROOT, **quiet)  # type: ignore[call-overload]
     watched = psutil.Process(process.pid)
-    peak = main = seen_cpu = 0.0
+    peak = main_mb = seen_cpu = main_s = 0.0
     while process.poll() is None:
-        total, own, cpu = _reading(watched)
-        peak, main, seen_cpu = max(peak, total), max(main, own), max(seen_cpu, cpu)
+        total, own, cpu, own_cpu = _reading(watched)
+        peak, main_mb = max(peak, total), max(main_mb, own)
+        seen_cpu, main_s = max(seen_cpu, cpu), max(main_s, own_cpu)
         if (stop_after and stats(address)["done"] >= stop_after) or time.monotonic() - began > timeout_s:
             process.kill()
             process.wait()
@@ -105,19 +110,20 @@ def measure(command: Sequence[str], address: str, stop_after: int = 0, timeout_s
     after = os.times()
     waited = after.children_user + after.children_system - before.children_user - before.children_system
     cpu = seen_cpu if process.returncode == -9 else waited
-    return Cost(cpu, wall, peak, main, stats(address), process.returncode)
+    return Cost(cpu, main_s, wall, peak, main_mb, stats(address), process.returncode)
 
 
-def _reading(process: psutil.Process) -> tuple[float, float, float]:
-    """Resident megabytes of a process and its children, of itself; processor seconds of all."""
-    total = own = cpu = 0.0
+def _reading(process: psutil.Process) -> tuple[float, float, float, float]:
+    """Resident megabytes of a process and its children, of itself; processor seconds of all, of itself."""
+    total = own = cpu = own_cpu = 0.0
     try:
         for member in [process, *process.children(recursive=True)]:
             with member.oneshot():
                 size, times = member.memory_info().rss / 1e6, member.cpu_times()
             total += size
             cpu += times.user + times.system
-            own = own or size
+            if member is process:
+                own, own_cpu = size, times.user + times.system
     except psutil.Error:
         pass
-    return total, own, cpu
+    return total, own, cpu, own_cpu

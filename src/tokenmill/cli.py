@@ -281,12 +281,15 @@ def _run(path: Path, setting: list[str] | None, skip: list[str] | None, *, detac
 
 def _farewell(folder: Any, code: int) -> None:
     """What a finished run says last: counts, and where everything is."""
+    from tokenmill.view import duration
+
     found = folder.status()
     if found is None:
         return
     counts = found.prompts
     verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
-    _say(f"{verdicts}, {counts.pending:,} pending")
+    speed = f" · {found.tokens:,} tokens in {duration(found.seconds)}, {found.tokens_per_s:,.0f} tok/s"
+    _say(f"{verdicts}, {counts.pending:,} pending{speed if found.tokens else ''}")
     _say(f"dataset  {folder.data}")
     _say(f"report   {folder.path / 'report.html'}")
     if code == 0:
@@ -359,7 +362,7 @@ def _open_standard_streams() -> None:
     """Cron jobs and daemons may start us without any: the next file or socket would get its number, and our output."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # open gives the lowest free number
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode))
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
 
 
 def _usage_or_bug(error: Exception) -> int:

@@ -6,7 +6,7 @@ Reading happens in one worker thread, a batch ahead; rows that cannot be used co
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 
 import numpy as np
@@ -80,21 +80,14 @@ class Feed:
         return list(islice(self._stream, BATCH))
 
     def _items(self) -> Iterator[Item]:
-        first = set(self.first_cohort)
-        last = max(first, default=-1)
-        for raw in prompts.rows(self._path):
-            if raw.row > last:
-                break
-            if raw.row in first:
-                yield from self._row_items(raw, iter(lambda: 0, None))
+        first = np.zeros(len(self._ledger.index), dtype=np.bool_)
+        first[self.first_cohort] = True
+        rest = self._ledger.rows_pending() & ~first
+        for raw in prompts.rows(self._path, first):
+            yield from self._row_items(raw, repeat(0))
         later = cohorts(self._next_cohort, self._size)
-        asked = np.zeros(len(self._ledger.index), dtype=np.bool_)
-        asked[self._ledger.rows_asked()] = True
-        for raw in prompts.rows(self._path):
-            if raw.row >= len(asked):
-                break
-            if asked[raw.row] and raw.row not in first:
-                yield from self._row_items(raw, later)
+        for raw in prompts.rows(self._path, rest):
+            yield from self._row_items(raw, later)
 
     def _row_items(self, raw: RawRow, numbers: Iterator[int]) -> Iterator[Item]:
         samples = self._ledger.pending_samples(raw.row)

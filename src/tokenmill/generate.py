@@ -96,7 +96,10 @@ Render = Callable[[msgspec.Raw, msgspec.Raw, Client], Awaitable[Rendered]]
 
 
 class Pump:
-    """`deliver` takes each record as it is judged; it must not block. `clock` is Unix time."""
+    """`deliver` takes each record as it is judged; it must not block. `clock` is Unix time.
+
+    `room` is waited for before an answer is read: as long as the store is behind, answers stay the bytes they came as.
+    """
 
     def __init__(
         self,
@@ -104,12 +107,14 @@ class Pump:
         render: Render,
         deliver: Callable[[Record], None],
         clock: Callable[[], float] = time.time,
+        room: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.orders = orders
         self.lanes: dict[int, Lane] = {}
         self._render = render
         self._deliver = deliver
         self._clock = clock
+        self._room = room
         self._queue: deque[Prompt] = deque()
         self._again: list[tuple[Prompt, int]] = []
         self._hungry: deque[tuple[asyncio.Future[Prompt], Lane]] = deque()
@@ -144,13 +149,11 @@ class Pump:
         slots = self.capacity
         return max(0, slots + max(LOOKAHEAD, slots) - self.in_flight - self.queued)
 
-    def drain(self) -> list[Prompt]:
-        """No more prompts are begun; returns those that wait."""
+    def drain(self) -> None:
+        """No more prompts are begun; those that wait are forgotten."""
         self.draining = True
-        waiting = [*(prompt for prompt, _ in self._again), *self._queue]
         self._again.clear()
         self._queue.clear()
-        return waiting
 
     # -- the supervisors' side ---------------------------------------------------------------------------------------
     def open(self, lane: Lane) -> None:
@@ -196,6 +199,7 @@ class Pump:
                 lane.broken_in_row = 0
                 pause = BUSY_PAUSE_S
                 self._deliver(record)
+                del record  # 0.2 MB that this slot would hold for as long as its next request takes
             except asyncio.CancelledError:
                 self._give_back(prompt)
                 raise
@@ -326,10 +330,12 @@ class Pump:
         except RefusedError as error:
             refused: Label = "prompt_too_long" if lane.engine.too_long(str(error)) else "request_refused"
             return self._failed(prompt, refused, str(error), lane, started)
+        seconds = time.monotonic() - begun
+        if self._room is not None:
+            await self._room()
         completion = lane.engine.decode(body)
         if completion.finish_reason not in ("stop", "length"):
             raise BrokenError(f"finish reason {completion.finish_reason!r}")
-        seconds = time.monotonic() - begun
         self._note(lane, completion, seconds)
         return self._record(lane, prompt, rendered, completion, started, seconds)
 
@@ -343,14 +349,12 @@ class Pump:
 
     def _note(self, lane: Lane, completion: Completion, seconds: float) -> None:
         lane.tokens += completion.output_tokens
-        if completion.accept_length is not None:
+        if (now := completion.accept_length) is not None:
             previous = lane.accept_length
-            now = completion.accept_length
             lane.accept_length = now if previous is None else previous + 0.05 * (now - previous)
         if seconds > 0 and completion.output_tokens >= MIN_RATE_TOKENS:
             rate = completion.output_tokens / seconds
-            if self._slowest is None or rate < self._slowest:
-                self._slowest = rate
+            self._slowest = rate if self._slowest is None else min(rate, self._slowest)
 
     def _record(
         self, lane: Lane, prompt: Prompt, rendered: Rendered, completion: Completion, started: float, seconds: float

@@ -40,6 +40,10 @@ OWN_FILES = 40
 USUAL_IN_FLIGHT = 128
 """Few engines run more requests than this at once; below it a limit is worth a word."""
 
+MOST_UNTAKEN = 64
+"""Records that wait for the store. One of 30 KB takes 0.2 MB with its text, its ids and its line: a slow disk or
+hundreds of answers at once would double the memory of a run."""
+
 RESULTS_WAIT_S = 1.0
 WATCH_S = 0.25
 
@@ -62,6 +66,7 @@ class LocalNode:
         self._records: list[Record] = []
         self._events: list[Event] = []
         self._something = asyncio.Event()
+        self._taken = asyncio.Event()
         self._ended = False
         self._stopping = asyncio.Event()
         self._grace_s: float | None = None
@@ -91,7 +96,7 @@ class LocalNode:
             seed=generation.seed,
             timeout_s=None if generation.timeout == "auto" else generation.timeout,
         )
-        self.pump = Pump(orders, self._renderer.render, self._deliver)
+        self.pump = Pump(orders, self._renderer.render, self._deliver, room=self._room)
         places = launch.places(config, cards)
         if engine.cache_variables:
             await asyncio.to_thread(caches.prune, caches.root())
@@ -184,6 +189,7 @@ class LocalNode:
             except TimeoutError:
                 pass
         records, self._records = self._records, []
+        self._taken.set()
         events, self._events = self._events, []
         template, first = (self._renderer.template_sha256, self._renderer.first) if self._renderer else ("", "")
         return Results(records, events, self._credits(), template, first, self._ended and not records and not events)
@@ -306,6 +312,11 @@ class LocalNode:
         self._tokens += record.output_tokens
         self._records.append(record)
         self._something.set()
+
+    async def _room(self) -> None:
+        while len(self._records) >= MOST_UNTAKEN:
+            self._taken.clear()
+            await self._taken.wait()
 
     def _tell(self, event: Event) -> None:
         self._events.append(event)

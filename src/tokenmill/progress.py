@@ -27,6 +27,8 @@ class Progress:
         self._view = view
         self._node: NodeStatus | None = None
         self._done: deque[tuple[float, int]] = deque(maxlen=WINDOW)
+        self._began: float | None = None
+        self._seconds = 0.0
         self._busy = 0.0
         self._looks = 0
 
@@ -37,10 +39,15 @@ class Progress:
     def look(self, node: NodeStatus) -> None:
         """Takes in a node's status, about once a second."""
         self._node = node
-        if self.state != "generating" or self.ledger is None:
+        if self.state not in ("generating", "draining") or self.ledger is None:
+            return
+        moment = time.monotonic()
+        self._began = self._began or moment
+        self._seconds = moment - self._began
+        if self.state == "draining":
             return
         counts = self.ledger.counts()
-        self._done.append((time.monotonic(), counts.total - counts.pending))
+        self._done.append((moment, counts.total - counts.pending))
         if node.capacity:
             self._busy += node.in_flight / node.capacity
             self._looks += 1
@@ -58,14 +65,18 @@ class Progress:
         counts = self.ledger.counts() if self.ledger else PromptCounts()
         running = self.state in ("starting", "generating", "draining")
         servers = self._node.servers if self._node and running else ()
+        tokens = self._node.tokens if self._node else 0
+        mean = tokens / self._seconds if self._seconds else 0.0
         return RunStatus(
             run=self._folder.path.name,
             state=self.state,
             prompts=counts,
             servers=servers,
-            tokens_per_s=round(sum(server.tokens_per_s for server in servers), 1),
+            tokens_per_s=round(sum(server.tokens_per_s for server in servers) if running else mean, 1),
             eta_s=self._eta_s(counts) if running else None,
             slots_busy=round(self._busy / self._looks, 4) if self._looks else None,
+            tokens=tokens,
+            seconds=round(self._seconds, 1),
             labels=dict(self.ledger.labels) if self.ledger else {},
             message=self.message,
             updated=now(),

@@ -18,7 +18,7 @@ import xxhash
 from tokenmill import rows as files
 from tokenmill.core.records import NULL
 from tokenmill.errors import BadPromptError
-from tokenmill.rows import MAX_LINE, RawRow
+from tokenmill.rows import MAX_LINE, Mask, RawRow
 
 Hashes = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int32]
@@ -53,9 +53,9 @@ _body = msgspec.json.Decoder(_Body)
 _any = msgspec.json.Decoder()
 
 
-def rows(path: Path) -> Iterator[RawRow]:
-    """All rows of a prompt set, as a stream."""
-    return files.rows(path, COLUMNS)
+def rows(path: Path, wanted: Mask | None = None) -> Iterator[RawRow]:
+    """The rows of a prompt set as a stream: all, or those at which `wanted` is true."""
+    return files.rows(path, COLUMNS, wanted)
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import zstandard
 
 from tokenmill.errors import UsageError
@@ -20,6 +22,8 @@ BLOCK = 1 << 16
 """Bytes read at once: larger buffers are mapped and unmapped at every turn, which takes longer than the reading."""
 
 PARQUET_BATCH = 1024
+
+Mask = npt.NDArray[np.bool_]
 
 Block = tuple[int, list[bytes]]
 """The number of the first line (or record), and the lines: a generator step a line would cost as much as its JSON."""
@@ -47,15 +51,29 @@ def files(path: Path) -> list[Path]:
     return [path]
 
 
-def rows(path: Path, columns: tuple[str, ...]) -> Iterator[RawRow]:
-    """All rows in order; `columns` are the fields that are wanted, where the file has columns."""
-    number = 0
+def rows(path: Path, columns: tuple[str, ...], wanted: Mask | None = None) -> Iterator[RawRow]:
+    """All rows in order, or those where `wanted` is true; `columns` are the fields to read of a file with columns."""
+    number, end = 0, None if wanted is None else last(wanted) + 1
     for file in files(path):
         for first, block in blocks(file, columns):
+            if number == end:
+                return
+            if wanted is not None and not wanted[number : number + len(block)].any():
+                number += sum(1 for data in block if data and not data.isspace())
+                continue
             for line, data in enumerate(block, first):
+                if number == end:
+                    return
                 if data and not data.isspace():
-                    yield RawRow(number, f"{file.name}:{line}", data)
+                    if wanted is None or wanted[number]:
+                        yield RawRow(number, f"{file.name}:{line}", data)
                     number += 1
+
+
+def last(mask: Mask) -> int:
+    """The last place at which it is true, -1 where none is."""
+    found = mask.nonzero()[0]
+    return int(found[-1]) if len(found) else -1
 
 
 def blocks(file: Path, columns: tuple[str, ...]) -> Iterator[Block]:

@@ -185,6 +185,7 @@ async def _generate(
         watching = tasks.create_task(_watch(node, desk.progress))
         await asyncio.wait([running, collecting])
         watching.cancel()
+    desk.progress.look(await node.status())
     desk.interrupts.stop = None
     accounts.feed.close()
     return trouble

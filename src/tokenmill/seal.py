@@ -6,8 +6,10 @@ Rows are sorted by (row, sample, turn), so that an export in the prompts' order 
 import fcntl
 import os
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,8 +19,11 @@ import pyarrow.parquet as pq
 from tokenmill.core.records import Record
 from tokenmill.store import is_whole, place_of, plain
 
-ROWS_PER_GROUP = 256
-"""8,000-token rows with ids and text: a group is about 16 MB in memory."""
+GROUP_BYTES, GROUP_ROWS = 4 << 20, 4096
+"""Of a row group, as journal lines: it takes ten times as much in memory while it is made. Short rows are many to a
+group, or the file's footer would outweigh them."""
+
+VERIFY_ROWS = 64
 
 NICE = 10
 
@@ -58,6 +63,11 @@ SCHEMA = pa.schema(
 )
 
 
+Place = tuple[int, int, int, int, int]
+"""Row, sample, turn of a journal line; where it begins and how long it is, in bytes."""
+
+Row = TypeVar("Row")
+
 _decode = msgspec.json.Decoder(Record)
 
 
@@ -69,7 +79,8 @@ def seal(journal: Path, part: Path) -> int:
 
 
 def _seal(file: BinaryIO, journal: Path, part: Path) -> int:
-    places, bad, at = [], [], 0
+    places: list[Place] = []
+    bad, at = [], 0
     for line in file:
         if is_whole(line):
             places.append((*place_of(line), at, len(line)))
@@ -85,9 +96,8 @@ def _seal(file: BinaryIO, journal: Path, part: Path) -> int:
     places.sort()
     aside = part.with_name(f".{part.name}")
     with pq.ParquetWriter(aside, SCHEMA, compression="zstd") as writer:
-        for start in range(0, len(places), ROWS_PER_GROUP):
-            group = [_read(file.fileno(), at, size) for *_, at, size in places[start : start + ROWS_PER_GROUP]]
-            writer.write_table(to_table(group))
+        for group in groups(places, itemgetter(-1)):
+            writer.write_table(to_table([_read(file.fileno(), at, size) for *_, at, size in group]))
     _verify(aside, len(places))
     with aside.open("rb") as written:
         os.fsync(written.fileno())
@@ -99,6 +109,21 @@ def _seal(file: BinaryIO, journal: Path, part: Path) -> int:
     return len(places)
 
 
+def groups(rows: Iterable[Row], size: Callable[[Row], int]) -> Iterator[list[Row]]:
+    """Rows as they fit into row groups; `size` says a row's bytes."""
+    group: list[Row] = []
+    room = GROUP_BYTES
+    for row in rows:
+        bytes_ = size(row)
+        if group and (room < bytes_ or len(group) == GROUP_ROWS):
+            yield group
+            group, room = [], GROUP_BYTES
+        group.append(row)
+        room -= bytes_
+    if group:
+        yield group
+
+
 def _read(handle: int, at: int, size: int) -> Record:
     return _decode.decode(plain(os.pread(handle, size, at)))
 
@@ -106,7 +131,7 @@ def _read(handle: int, at: int, size: int) -> Record:
 def _verify(aside: Path, rows: int) -> None:
     """Reads every row group back: a part that cannot be read must never replace its journal."""
     with pq.ParquetFile(aside) as written:
-        found = sum(batch.num_rows for batch in written.iter_batches(batch_size=ROWS_PER_GROUP))
+        found = sum(batch.num_rows for batch in written.iter_batches(batch_size=VERIFY_ROWS))
     if found != rows:
         raise OSError(f"{aside} holds {found} rows of {rows}")
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from tokenmill import events
 from tokenmill.config import Config
 from tokenmill.core.server import SERVING
@@ -87,9 +89,7 @@ def status_of(folder: RunFolder) -> RunStatus:
     if last is None:
         return RunStatus(folder.path.name, "stopped", PromptCounts(), servers, 0.0, None, None)
     known = last.state if last.state in ("done", "failed", "stopped", "up") else "killed"
-    return RunStatus(
-        last.run, known, last.prompts, servers, 0.0, None, last.slots_busy, last.labels, last.message, last.updated
-    )
+    return replace(last, state=known, servers=servers, tokens_per_s=0.0, eta_s=None)
 
 
 def _left_server(entry: ServerEntry) -> ServerStatus:

@@ -16,7 +16,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -159,6 +159,9 @@ class Store:
         self._segment = segment
         self._tell = tell
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store")
+        # A disk's flush takes up to a second: the next write must not wait for it.
+        self._syncer = ThreadPoolExecutor(1, thread_name_prefix="store-sync")
+        self._syncing: Future[None] | None = None
         self._handle = -1
         self._path = Path()
         self._size = 0
@@ -183,11 +186,15 @@ class Store:
             raise StoreError(f"{self._path}: {error.strerror}", fix=f"df -h {self.data}") from error
         self.rows += len(records)
         self._unsynced += len(records)
-        if self._unsynced >= SYNC_ROWS or time.monotonic() - self._synced_at >= SYNC_S:
-            self._unsynced, self._synced_at = 0, time.monotonic()
-            self._writer.submit(_sync, self._handle)
+        self._sync_if_due()
         if self._size >= self._segment:
             await self._rotate()
+
+    def _sync_if_due(self) -> None:
+        due = self._unsynced >= SYNC_ROWS or time.monotonic() - self._synced_at >= SYNC_S
+        if due and (self._syncing is None or self._syncing.done()):
+            self._unsynced, self._synced_at = 0, time.monotonic()
+            self._syncing = self._syncer.submit(_sync, self._handle)
 
     def _write(self, lines: bytes) -> None:
         if self._handle < 0:
@@ -218,6 +225,8 @@ class Store:
 
     def _shut(self) -> None:
         if self._handle >= 0:
+            if self._syncing is not None:
+                self._syncing.result()  # it still has the file
             _sync(self._handle)
             os.close(self._handle)
             self._handle = -1
@@ -252,6 +261,7 @@ class Store:
         """Syncs and closes; with `seal`, what is left in journals becomes Parquet."""
         await asyncio.get_running_loop().run_in_executor(self._writer, self._shut)
         self._writer.shutdown()
+        self._syncer.shutdown()
         if self._sealing is not None:
             if not seal:
                 self._sealing.cancel()

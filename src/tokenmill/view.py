@@ -198,7 +198,8 @@ def table(status: RunStatus, width: int) -> RenderableType:
     bar = Table.grid(padding=(0, 1))
     total = max(counts.total, 1)
     bar.add_row(ProgressBar(total=total, completed=done, width=min(width - 8, 72)), f"{done / total:.1%}")
-    return Group(head, bar, verdicts, servers(status.servers, width))
+    below = (servers(status.servers, width),) if status.servers else ()
+    return Group(head, bar, verdicts, *below)
 
 
 def servers(rows: tuple[ServerStatus, ...], width: int) -> Table:

@@ -177,14 +177,16 @@ async def render(messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> R
 class Scene:
     """A pump, its records, and the troubles that servers were reported with."""
 
-    def __init__(self, *, attempts: int = 3, renders: Any = render) -> None:
+    def __init__(
+        self, *, attempts: int = 3, renders: Any = render, room: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         self.board = Board()
         self.records: list[Record] = []
         self.troubles: list[str] = []
         orders = Orders(Sampling(100), thinking=True, rules=Rules(), settings="s", attempts=attempts)
         self._came = asyncio.Event()
         self._slots: set[asyncio.Task[None]] = set()
-        self.pump = Pump(orders, renders, self._take, clock=lambda: 1_700_000_000.0)
+        self.pump = Pump(orders, renders, self._take, clock=lambda: 1_700_000_000.0, room=room)
 
     def _take(self, record: Record) -> None:
         self.records.append(record)

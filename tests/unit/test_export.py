@@ -143,6 +143,7 @@ def test_an_export_is_whole_or_not_there(
 
 def test_a_large_dataset_is_cut_into_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenmill.formats.parquet.SHARD_BYTES", 1)
+    monkeypatch.setattr("tokenmill.seal.GROUP_ROWS", 256)
     written = Parquet(several=False)
     assert written.write((record(str(row), row) for row in range(600)), tmp_path) == 600
     assert written.count(tmp_path) == 600

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -68,6 +69,18 @@ def test_lines_are_found_wherever_a_block_ends(lengths: list[int], ends: bool, f
         path.write_bytes(packed if frames else text)
         expected = [(f"{path.name}:{n}", line) for n, line in enumerate(lines, 1) if line]
         assert [(raw.place, raw.data) for raw in rows.rows(path, COLUMNS)] == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=st.lists(st.one_of(st.integers(0, 2), st.just(BLOCK // 3)), max_size=12), seed=st.integers(0, 2**12 - 1))
+def test_the_rows_that_are_wanted_come_with_the_numbers_they_have_among_all(lengths: list[int], seed: int) -> None:
+    with TemporaryDirectory() as folder:
+        for name in ("a.jsonl", "b.jsonl"):
+            (Path(folder) / name).write_bytes(b"\n".join(b"x" * length for length in lengths))
+        found = list(rows.rows(Path(folder), COLUMNS))
+        wanted = np.array([bool(seed >> n & 1) for n in range(len(found))], dtype=np.bool_)
+        expected = [raw for raw in found if wanted[raw.row]]
+        assert list(rows.rows(Path(folder), COLUMNS, wanted)) == expected
 
 
 def test_a_line_without_an_end_in_sight_is_one_row_cut_short(tmp_path: Path) -> None:

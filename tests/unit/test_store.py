@@ -5,6 +5,7 @@ import errno
 import os
 import resource
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,6 +91,25 @@ def test_a_new_store_goes_on_in_the_newest_journal_until_it_is_full(tmp_path: Pa
     asyncio.run(kept(tmp_path, [record("c", 2)], segment=100))
     assert keys(tmp_path) == ["a", "b", "c"]
     assert "journal-000002.jsonl" in names(tmp_path)
+
+
+def test_a_write_does_not_wait_for_the_disk_to_flush_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed = threading.Event()
+    monkeypatch.setattr("tokenmill.store.SYNC_ROWS", 1)
+    monkeypatch.setattr(os, "fdatasync", lambda handle: flushed.wait(30))
+
+    async def scene() -> None:
+        new, _ = opened(tmp_path)
+        async with asyncio.timeout(10):
+            for row, name in enumerate("abc"):
+                await new.append([record(name, row)])
+        assert keys(tmp_path) == ["a", "b", "c"]
+        flushed.set()
+        await new.close(seal=False)
+
+    asyncio.run(scene())
 
 
 def test_a_number_is_never_used_twice(tmp_path: Path) -> None:

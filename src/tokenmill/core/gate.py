@@ -73,6 +73,8 @@ class Gate:
         tally = self._tally(cohort)
         names = tuple(labels)
         tally.ended += 1
+        if verdict is Verdict.ACCEPTED and not names:
+            return None  # nearly all are
         for name in names:
             if verdict is not Verdict.ACCEPTED or name in TRUNCATED:
                 tally.labels[name] = tally.labels.get(name, 0) + 1

@@ -199,7 +199,11 @@ def verdict(
     labels: tuple[str, ...] | list[str], reasoning_tokens: int, ratio: float, thinking: bool, rules: Rules
 ) -> Verdict:
     """Accepted, rejected or failed, under these rules."""
-    if not FAILURES.isdisjoint(labels):
+    return verdict_of(effective_labels(labels, reasoning_tokens, ratio, thinking, rules), rules)
+
+
+def verdict_of(effective: tuple[str, ...], rules: Rules) -> Verdict:
+    """The same, of labels that are effective already."""
+    if not FAILURES.isdisjoint(effective):
         return Verdict.FAILED
-    effective = effective_labels(labels, reasoning_tokens, ratio, thinking, rules)
     return Verdict.ACCEPTED if rules.reject.isdisjoint(effective) else Verdict.REJECTED

@@ -47,7 +47,11 @@ class PromptCounts(msgspec.Struct, frozen=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """`state` is the run's step: preflight, staging, starting, generating, draining, sealing, done, stopped, failed."""
+    """`state` is the run's step: preflight, staging, starting, generating, draining, sealing, done, stopped, failed.
+
+    `tokens` came in `seconds` of generating since this start; `tokens_per_s` is of the last minute, and their quotient
+    once servers have stopped.
+    """
 
     run: str
     state: str
@@ -56,6 +60,8 @@ class RunStatus(msgspec.Struct, frozen=True):
     tokens_per_s: float
     eta_s: float | None
     slots_busy: float | None
+    tokens: int = 0
+    seconds: float = 0.0
     labels: dict[str, int] = {}
     message: str = ""
     updated: float = 0.0
