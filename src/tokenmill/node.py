@@ -66,7 +66,8 @@ class LocalNode:
         self._records: list[Record] = []
         self._events: list[Event] = []
         self._something = asyncio.Event()
-        self._taken = asyncio.Event()
+        self._room = asyncio.Semaphore(MOST_UNTAKEN)
+        self._admitted = 0
         self._ended = False
         self._stopping = asyncio.Event()
         self._grace_s: float | None = None
@@ -96,7 +97,7 @@ class LocalNode:
             seed=generation.seed,
             timeout_s=None if generation.timeout == "auto" else generation.timeout,
         )
-        self.pump = Pump(orders, self._renderer.render, self._deliver, room=self._room)
+        self.pump = Pump(orders, self._renderer.render, self._deliver, room=self._admit)
         places = launch.places(config, cards)
         if engine.cache_variables:
             await asyncio.to_thread(caches.prune, caches.root())
@@ -189,7 +190,9 @@ class LocalNode:
             except TimeoutError:
                 pass
         records, self._records = self._records, []
-        self._taken.set()
+        for _ in range(self._admitted):
+            self._room.release()
+        self._admitted = 0
         events, self._events = self._events, []
         template, first = (self._renderer.template_sha256, self._renderer.first) if self._renderer else ("", "")
         return Results(records, events, self._credits(), template, first, self._ended and not records and not events)
@@ -313,10 +316,10 @@ class LocalNode:
         self._records.append(record)
         self._something.set()
 
-    async def _room(self) -> None:
-        while len(self._records) >= MOST_UNTAKEN:
-            self._taken.clear()
-            await self._taken.wait()
+    async def _admit(self) -> None:
+        """Waits for room for one more record; what is admitted has its record before anything else happens, or none."""
+        await self._room.acquire()
+        self._admitted += 1
 
     def _tell(self, event: Event) -> None:
         self._events.append(event)
