@@ -66,7 +66,8 @@ def doctor(config: ConfigFile, setting: Set = None, as_json: AsJson = False, ski
     """Tell all that would make this run fail or crawl, before it costs anything."""
     from collections import Counter
 
-    from tokenmill.doctor import Context, examine
+    from tokenmill.checks.base import Context
+    from tokenmill.doctor import examine
     from tokenmill.folder import RunFolder
     from tokenmill.node import survivors
 

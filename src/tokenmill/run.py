@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import tomli_w
 
 from tokenmill import report
+from tokenmill.checks.base import Context
 from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
-from tokenmill.doctor import Context, examine, refuse
+from tokenmill.doctor import examine, refuse
 from tokenmill.errors import GateError, TokenmillError
 from tokenmill.events import EventLog
 from tokenmill.explain import explain

@@ -8,7 +8,8 @@ import pytest
 from tests.contract import recorded
 from tests.contract.samples import engine, spec
 from tokenmill import configfile, plugins
-from tokenmill.doctor import Context, Finding, check_engine
+from tokenmill.checks.base import Context, Finding
+from tokenmill.checks.engine import check_engine
 from tokenmill.engines.base import Engine, normal
 from tokenmill.folder import RunFolder
 from tokenmill.machine.packages import Package
