@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -198,18 +198,30 @@ def answered_prompts(path: Path) -> Counter[str]:
 def scripted_server(port: int, **flags: Any) -> Iterator["subprocess.Popen[bytes]"]:
     """A scripted server that belongs to nobody's run, for the scope; flags as in testing/script.py."""
     words = engine_flags({name.replace("_", "-"): value for name, value in flags.items()})
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tokenmill.testing.server", "--port", str(port), *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with server(port, "-m", "tokenmill.testing.server", "--port", str(port), *words) as process:
+        yield process
+
+
+@contextmanager
+def server(port: int, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A Python program that listens on a port, for the scope."""
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen([sys.executable, *words], stdin=quiet, stdout=quiet, stderr=quiet)
     try:
         wait_for_port(port)
         yield process
     finally:
         process.terminate()
         process.wait()
+
+
+def wait_until(what: Callable[[], object], process: "subprocess.Popen[Any]", timeout_s: float = 30.0) -> None:
+    """Until that is so, while the process lives."""
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert process.poll() is None, "the process ended before that"
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(0.02)
 
 
 def wait_for_port(port: int, timeout_s: float = 10.0) -> None:

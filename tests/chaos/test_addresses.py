@@ -1,37 +1,23 @@
 """Servers that are not ours, real llama.cpp at addresses: one dies, is set aside and used again; none is ever ended."""
 
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.conftest import write_short_prompts
-from tests.harness import Case, assert_whole, wait_for_port
+from tests.harness import Case, assert_whole, server, wait_until
 from tokenmill import events
 from tokenmill.engines import llamacpp_server
 from tokenmill.events import Event
 
 
-@contextmanager
-def _llama(gguf: Path, port: int) -> Iterator["subprocess.Popen[bytes]"]:
+def _llama(gguf: Path, port: int) -> AbstractContextManager["subprocess.Popen[bytes]"]:
     """A llama.cpp server that somebody else runs."""
     words = ["--model", str(gguf), "--alias", "smollm2", "--port", str(port), "--ctx-size", "512"]
-    process = subprocess.Popen(
-        [sys.executable, str(Path(llamacpp_server.__file__)), *words, "--parallel", "2", "--threads", "1"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_for_port(port)
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    return server(port, str(Path(llamacpp_server.__file__)), *words, "--parallel", "2", "--threads", "1")
 
 
 @pytest.mark.timeout(180)
@@ -49,10 +35,10 @@ def test_a_server_at_an_address_may_die_and_come_back(llama: Case, gguf: Path) -
         llama.until_done(6, process)
         mortal.kill()
         mortal.wait()
-        _wait(lambda: _told(llama, "set aside"), process)
+        wait_until(lambda: _told(llama, "set aside"), process)
         alone_from = time.time()
         back = servers.enter_context(_llama(gguf, ports[1]))
-        _wait(lambda: len(_told(llama, "ready for ")) == 2, process)
+        wait_until(lambda: len(_told(llama, "ready for ")) == 2, process)
         alone_to = _told(llama, "ready for ")[1].t
         assert llama.wait(process) == 0, llama.output()
         assert lasting.poll() is None
@@ -69,11 +55,3 @@ def _told(case: Case, what: str) -> list[Event]:
     """What happened to the mortal one."""
     mine = (event for event, _ in events.read(case.run_folder.events) if event.server == "1")
     return [event for event in mine if what in event.text]
-
-
-def _wait(what: Callable[[], object], process: "subprocess.Popen[str]", timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not what():
-        assert process.poll() is None, "the run was over before that"
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -5,14 +5,14 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.conftest import Command
 from tests.conftest import write_prompts
-from tests.harness import Case, answered_prompts, assert_whole, last_turn
+from tests.harness import Case, answered_prompts, assert_whole, last_turn, wait_until
 from tokenmill import store
 
 SLOTS, PROMPTS = 8, 100
@@ -125,7 +125,7 @@ def test_a_full_disk_ends_the_run_with_what_was_stored_whole_and_counted(
     case: Case, disk: Disk, tokenmill: Command
 ) -> None:
     process, log = _start(case, disk, patience_s=1.0)
-    _until(lambda: "cannot write" in case.output(), process)
+    wait_until(lambda: "cannot write" in case.output(), process)
     begun = len(answered_prompts(log))
     assert case.wait(process) == 6, case.output()
     told = re.search(r"([\d,]+) records are safe; ([\d,]+) answers could not be stored and are lost", case.output())
@@ -145,7 +145,7 @@ def test_a_full_disk_ends_the_run_with_what_was_stored_whole_and_counted(
 
 def test_with_room_made_in_time_every_answer_in_flight_is_stored(case: Case, disk: Disk) -> None:
     process, log = _start(case, disk, patience_s=30)
-    _until(lambda: "cannot write" in case.output(), process)
+    wait_until(lambda: "cannot write" in case.output(), process)
     time.sleep(0.5)
     assert process.poll() is None
     disk.grow(process)
@@ -156,11 +156,3 @@ def test_with_room_made_in_time_every_answer_in_flight_is_stored(case: Case, dis
     assert _assert_nothing_half_written(case) == len(begun)
     assert {last_turn(record) for record in case.records()} == set(begun)
     assert case.leftovers() == []
-
-
-def _until(what: Callable[[], object], process: "subprocess.Popen[str]", timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not what():
-        assert process.poll() is None, "it ended before that"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -5,12 +5,11 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 
 import pytest
 
 from tests.chaos.conftest import write_short_prompts
-from tests.harness import Case, assert_whole
+from tests.harness import Case, assert_whole, wait_until
 from tokenmill import events
 from tokenmill.events import Event
 from tokenmill.machine import processes
@@ -37,7 +36,7 @@ def _run(case: Case, *, prompts: int, rounds: int) -> None:
     process = case.start()
     for number in range(rounds):
         case.until_done(prompts * number // rounds + rng.randrange(1, 20), process)
-        _wait(lambda: case.run_folder.status() and _ready(case) == 2, process)
+        wait_until(lambda: case.run_folder.status() and _ready(case) == 2, process)
         harms = dict(zip(rng.sample((0, 1), 2), ("hangs", "exit code -9"), strict=True))
         known, at, began = case.server_pids(), case.run_folder.events.stat().st_size, dict[int, float]()
         for index, what in harms.items():
@@ -67,23 +66,15 @@ def _told(case: Case, process: "subprocess.Popen[str]", at: int, index: int, wha
         mine = [event for event, _ in events.read(case.run_folder.events, at) if event.server == str(index)]
         return [event for event in mine if event.level == "warn" and what in event.text]
 
-    _wait(found, process)
+    wait_until(found, process)
     return found()[0]
 
 
 def _started_again(case: Case, process: "subprocess.Popen[str]", index: int, old: int) -> None:
-    _wait(lambda: case.server_pids().get(index, old) != old, process)
+    wait_until(lambda: case.server_pids().get(index, old) != old, process)
     assert not _lives(old), "the old process lives on beside the new one"
 
 
 def _lives(pid: int) -> bool:
     status = processes.stat(pid)
     return status is not None and status.state not in "ZX"
-
-
-def _wait(what: Callable[[], object], process: "subprocess.Popen[str]", timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not what():
-        assert process.poll() is None, "the run ended without a word of it"
-        assert time.monotonic() < deadline, "not noticed"
-        time.sleep(0.05)

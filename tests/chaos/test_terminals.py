@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.conftest import Command
-from tests.harness import Case, answered_prompts, assert_whole, last_turn
+from tests.harness import Case, answered_prompts, assert_whole, last_turn, wait_until
 
 KEYS = {f"p{n}" for n in range(40)}
 SLOTS = 8
@@ -78,15 +78,6 @@ def _read_on(end: int, into: bytearray) -> None:
         return  # the last process in the terminal has ended, or the terminal was closed
 
 
-def _wait(what: Callable[[], object], process: "subprocess.Popen[Any]", timeout_s: float = 20.0) -> None:
-    """Until that is so, while the process lives."""
-    deadline = time.monotonic() + timeout_s
-    while not what():
-        assert process.poll() is None, "it ended before that"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def _run_log(case: Case) -> str:
     return (case.run_path / "run.log").read_text()
 
@@ -95,7 +86,7 @@ def _run_log(case: Case) -> str:
 def test_a_run_whose_terminal_is_closed_goes_on_to_its_end(case: Case) -> None:
     _slow(case, 150)
     with _terminal(case) as terminal:
-        _wait(lambda: case.done() >= 8, terminal.process)
+        wait_until(lambda: case.done() >= 8, terminal.process)
         assert b"40" in terminal.shown
         terminal.close()
         assert terminal.process.wait(30) == 0
@@ -139,7 +130,7 @@ def test_a_run_that_was_stopped_for_a_while_does_not_blame_its_servers(case: Cas
     """Ctrl-Z and fg, a frozen container: nobody looked, so nobody knows of any silence."""
     case.write(engine={"args": {"slots": SLOTS, "start-delay-s": 0.5}}, fleet={"servers": 1, "stall_timeout": "1500ms"})
     process = case.start()
-    _wait(case.server_pids, process)
+    wait_until(case.server_pids, process)
     process.send_signal(signal.SIGSTOP)
     time.sleep(3.0)
     process.send_signal(signal.SIGCONT)
@@ -154,7 +145,7 @@ def test_a_run_that_was_stopped_for_a_while_does_not_blame_its_servers(case: Cas
 def test_once_lets_what_is_in_flight_end(case: Case, how: str) -> None:
     log = _slow(case, 500)
     with _terminal(case) as terminal:
-        _wait(lambda: answered_prompts(log).total() >= SLOTS + 1, terminal.process)
+        wait_until(lambda: answered_prompts(log).total() >= SLOTS + 1, terminal.process)
         _interrupt(terminal, how)
         assert terminal.process.wait(30) == 130, terminal.shown.decode()
     begun = answered_prompts(log)
@@ -168,9 +159,9 @@ def test_once_lets_what_is_in_flight_end(case: Case, how: str) -> None:
 def test_twice_cuts_what_is_in_flight(case: Case, how: str) -> None:
     log = _slow(case, 0, **{"hang-after": SLOTS})  # it answers its canary, and nothing after that
     with _terminal(case) as terminal:
-        _wait(lambda: answered_prompts(log).total() >= SLOTS, terminal.process)
+        wait_until(lambda: answered_prompts(log).total() >= SLOTS, terminal.process)
         _interrupt(terminal, how)
-        _wait(lambda: b"once more cuts" in terminal.shown, terminal.process)
+        wait_until(lambda: b"once more cuts" in terminal.shown, terminal.process)
         time.sleep(0.5)
         assert terminal.process.poll() is None, "the first one waits"
         _interrupt(terminal, how)
@@ -182,7 +173,7 @@ def test_twice_cuts_what_is_in_flight(case: Case, how: str) -> None:
 def test_ctrl_c_while_servers_start_ends_them_at_once(case: Case) -> None:
     _slow(case, 0, **{"start-delay-s": 600.0})
     process = case.start()
-    _wait(case.server_pids, process)
+    wait_until(case.server_pids, process)
     process.send_signal(signal.SIGINT)
     assert case.wait(process, 15) == 130, case.output()
     assert case.leftovers() == []

@@ -78,7 +78,7 @@ class Script:
             return given[prompt]
         if self.text and not is_canary(prompt):
             return self.text
-        words = random.Random(prompt).choices(_WORDS, k=max(4, self.tokens))
+        words = random.Random(prompt).choices(WORDS, k=max(4, self.tokens))
         return f"ANSWER {fingerprint(prompt)} {' '.join(words)}."
 
     def latency_s(self, prompt: str, rng: random.Random) -> float:
@@ -113,7 +113,7 @@ def is_canary(prompt: str) -> bool:
     return any(prompt.encode() in bytes(messages) for messages in prompts())
 
 
-_WORDS = [
+WORDS = [  # some outside ASCII, as models write
     "the",
     "of",
     "and",
