@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tokenmill.attempt import Lane, Orders
 from tokenmill.client import Client
 from tokenmill.core.judge import Reading, Rules
 from tokenmill.core.records import Prompt, Record
 from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec
 from tokenmill.errors import RequestError
-from tokenmill.generate import Lane, Orders, Pump
+from tokenmill.generate import Pump
 
 
 @dataclass

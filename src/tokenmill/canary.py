@@ -34,7 +34,6 @@ class Passed:
     """How to read this server's outputs, and what the canary saw. `warning` is for a person, empty if all is well."""
 
     reading: Reading
-    answers: int
     accept_length: float | None
     warning: str = ""
 
@@ -67,13 +66,17 @@ class Canary:
         if len(answers) * 2 <= self.width:
             cause = f"{len(errors)} of {self.width} canary completions failed: {errors[0]}"
             return Failure(FailureKind.CRASH, cause, "", tuple(sorted(set(errors))[:3]))
-        reading = await self.renderer.reading(self.client, self.info, answers[0].prompt_ids)
+        try:
+            reading = await self.renderer.reading(self.client, self.info, answers[0].prompt_ids)
+            warning = await self._rendering_differs(bodies[0])
+        except (RequestError, BadPromptError) as error:
+            return Failure(FailureKind.CRASH, f"the canary came back, and then: {error}")
         wrong = _wrong_mode(answers, reading)
         if wrong is not None:
             return wrong
         lengths = [answer.accept_length for answer in answers if answer.accept_length is not None]
         accept_length = sum(lengths) / len(lengths) if lengths else None
-        return Passed(reading, len(answers), accept_length, await self._rendering_differs(bodies[0]))
+        return Passed(reading, accept_length, warning)
 
     async def _one(self, messages: msgspec.Raw) -> Completion | str:
         sampling = replace(self.sampling, max_tokens=min(MAX_TOKENS, self.sampling.max_tokens))

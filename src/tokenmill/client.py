@@ -22,14 +22,15 @@ STALE_WITHIN_S = 1.0
 
 _FULL = (errno.EMFILE, errno.ENFILE)
 _BUSY = frozenset({408, 425, 429, 503})
+_CLOSED = frozenset({401, 402, 403, 404, 405, 407})
+"""A wrong key, another path, a model that is no longer loaded: nothing that this request could help."""
 
 
 class Client:
-    """`address` is scheme, host and port. Close it in the scope that made it."""
+    """`address` is scheme, host and port, with the path that stands before the API's own. Close it where it is made."""
 
     def __init__(self, address: str, *, api_key: str = "") -> None:
-        self.address = address
-        self._base = URL(address)
+        self.address = address.rstrip("/")
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -71,7 +72,7 @@ class Client:
     async def _ask(
         self, session: aiohttp.ClientSession, method: str, path: str, body: bytes | None, timeout_s: float
     ) -> bytes:
-        url = self._urls.get(path) or self._urls.setdefault(path, self._base.join(URL(path)))
+        url = self._urls.get(path) or self._urls.setdefault(path, URL(self.address + path))
         try:
             # aiohttp's own timeout costs four timers a request.
             async with asyncio.timeout(timeout_s), session.request(method, url, data=body) as response:
@@ -95,10 +96,12 @@ class Client:
 _RESETS = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
 
 
-def _refusal(status: int, answer: bytes, where: str) -> RefusedError | BusyError | BrokenError:
+def _refusal(status: int, answer: bytes, where: str) -> RefusedError | BusyError | GoneError | BrokenError:
     text = answer[:2000].decode("utf-8", "replace").strip()
     if status in _BUSY:
         return BusyError(f"{where}: HTTP {status}: {text}")
+    if status in _CLOSED:
+        return GoneError(f"{where}: HTTP {status}: {text}")
     if 400 <= status < 500:
         return RefusedError(f"HTTP {status}: {text}")
     return BrokenError(f"{where}: HTTP {status}: {text}", body=text)

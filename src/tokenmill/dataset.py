@@ -1,20 +1,28 @@
-"""Reads back what a run has stored, sealed parts and open journals alike. Never writes.
+"""Reads back what a run has stored, sealed parts and open journals alike, while it goes on. Never writes.
 
-Where an id was generated again, the latest attempt counts; earlier rows are superseded.
+A record's id is its key, sample and turn. Where an id was stored more than once, the newest counts: of the newest file,
+and in it the last line; the others are superseded. `briefs` gives all of them, newest first, so that the first one met
+counts; `records` only those that count.
 """
 
 import heapq
+import os
+from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from mmap import ACCESS_READ, mmap
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
+import xxhash
 
 from tokenmill.core.records import NULL, Parts, Record
-from tokenmill.store import is_whole, journals, parts, place_of, plain
+from tokenmill.store import is_whole, journals, number_of, part_of, parts, place_of, plain
 
 
 class Brief(msgspec.Struct, gc=False):
@@ -38,43 +46,83 @@ class Brief(msgspec.Struct, gc=False):
     seconds: float
 
 
+class _Id(msgspec.Struct, gc=False):
+    key: str
+    sample: int
+    turn: int
+
+
 _brief = msgspec.json.Decoder(Brief)
 _record = msgspec.json.Decoder(Record)
+_id = msgspec.json.Decoder(_Id)
 
 BATCH = 4096
+"""Rows without their texts, taken out of a part at once: 2 MB."""
+
 FEW = 16
 """Whole records at once: one of 8,000 tokens takes 0.5 MB as Python objects."""
 
+Place = tuple[int, int, int]
+"""Row, sample, turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Journal:
+    """An open journal, held open: once it is sealed and gone, it can still be read."""
+
+    path: Path
+    file: BinaryIO
+
+
+class _Snapshot:
+    """The files of a store at one moment: no row in two of them, none in between, however the run seals meanwhile."""
+
+    def __init__(self, data: Path) -> None:
+        self._open = ExitStack()
+        held = []
+        for path in journals(data):
+            try:
+                held.append(_Journal(path, self._open.enter_context(path.open("rb"))))
+            except FileNotFoundError:
+                continue  # sealed since it was listed: its part is listed below
+        self.parts = parts(data)
+        self.journals = [journal for journal in held if part_of(journal.path) not in self.parts]
+
+    def __enter__(self) -> "_Snapshot":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
 
 def briefs(data: Path, tell: Callable[[str], None] = lambda text: None) -> Iterator[Brief]:
-    """All ended records, the newest first, so that of an id met again the first is the one that counts.
-
-    `tell` hears of lines that are not whole.
-    """
-    for journal in reversed(journals(data)):
-        for line, number in _lines_backwards(journal):
-            if is_whole(line):
-                yield _brief.decode(plain(line))
-            elif line.strip():
-                tell(f"{journal.name}:{number()}: not a whole record; its id counts as not done")
-    for part in reversed(parts(data)):
-        yield from _part_briefs(part)
+    """All ended records, the newest first. `tell` hears of lines that are not whole."""
+    with _Snapshot(data) as files:
+        for journal in reversed(files.journals):
+            for line, number in _lines_backwards(journal.file):
+                if is_whole(line):
+                    yield _brief.decode(plain(line))
+                elif line.strip():
+                    tell(f"{journal.path.name}:{number()}: not a whole record; its id counts as not done")
+        for part in reversed(files.parts):
+            yield from _columns(part, Brief)
 
 
-def _part_briefs(part: Path) -> Iterator[Brief]:
+def _columns(part: Path, kind: type[Any]) -> Iterator[Any]:
+    """The rows of a part as structs of some of its fields, in its order."""
     import pyarrow.parquet as pq
 
+    names = list(kind.__struct_fields__)
     with pq.ParquetFile(part) as file:
-        for batch in file.iter_batches(batch_size=BATCH, columns=list(Brief.__struct_fields__)):
-            columns = [batch.column(name).to_pylist() for name in Brief.__struct_fields__]
-            yield from map(Brief, *columns)
+        for batch in file.iter_batches(batch_size=BATCH, columns=names):
+            yield from map(kind, *(batch.column(name).to_pylist() for name in names))
 
 
-def _lines_backwards(journal: Path) -> Iterator[tuple[bytes, Callable[[], int]]]:
+def _lines_backwards(file: BinaryIO) -> Iterator[tuple[bytes, Callable[[], int]]]:
     """The lines from the last to the first, each with a way to ask for its number."""
-    if journal.stat().st_size == 0:
+    if os.fstat(file.fileno()).st_size == 0:
         return
-    with journal.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as text:
+    with mmap(file.fileno(), 0, access=ACCESS_READ) as text:
         end = len(text)
         while end > 0:
             start = text.rfind(b"\n", 0, end - 1) + 1
@@ -82,54 +130,83 @@ def _lines_backwards(journal: Path) -> Iterator[tuple[bytes, Callable[[], int]]]
             end = start
 
 
-def _lines(journal: Path) -> Iterator[bytes]:
-    with journal.open("rb") as file:
-        yield from file
-
-
 def records(data: Path) -> Iterator[Record]:
-    """All records in the prompts' order, the superseded ones left out.
+    """The records that count, in the prompts' order.
 
     A merge over files that are each sorted; only files whose rows overlap are open at once, so memory stays flat.
     """
-    pending: list[Record] = []
-    for record in _merged(data):
-        if pending and _place(pending[-1]) == _place(record):
-            pending[-1] = max(pending[-1], record, key=attrgetter("attempt"))
-            continue
-        yield from pending
-        pending = [record]
-    yield from pending
+    with _Snapshot(data) as files:
+        again = _stored_again(files)
+        best: dict[tuple[str, int, int], tuple[tuple[int, int], Record]] = {}
+        for age, record in _merged(files):
+            identity = (record.key, record.sample, record.turn)
+            if identity not in again:
+                yield record
+                continue
+            best[identity] = max(best.get(identity, (age, record)), (age, record), key=lambda found: found[0])
+            again[identity] -= 1
+            if again[identity] == 0:
+                yield best.pop(identity)[1]
 
 
-def _place(record: Record) -> tuple[int, int, int]:
-    return (record.row, record.sample, record.turn)
+def _stored_again(files: _Snapshot) -> Counter[tuple[str, int, int]]:
+    """The ids that were stored more than once, and how often: few, if any. Eight bytes an id to find them."""
+    hashes = array("Q", (_hash(found) for found in _ids(files)))
+    values, counts = np.unique(np.array(hashes, dtype=np.uint64), return_counts=True)
+    several = set(values[counts > 1].tolist())
+    if not several:
+        return Counter()
+    found = Counter((own.key, own.sample, own.turn) for own in _ids(files) if _hash(own) in several)
+    return Counter({identity: count for identity, count in found.items() if count > 1})
 
 
-def _merged(data: Path) -> Iterator[Record]:
-    starts: list[tuple[int, int, Callable[[], Iterator[Record]]]] = []
-    for part in parts(data):
-        starts.append((_first_row(part), len(starts), partial(part_records, part)))
-    for journal in journals(data):
-        order = _journal_order(journal)
+def _ids(files: _Snapshot) -> Iterator[_Id]:
+    for part in files.parts:
+        yield from _columns(part, _Id)
+    for journal in files.journals:
+        for line in _lines(journal.file):
+            if is_whole(line):
+                yield _id.decode(plain(line))
+
+
+def _hash(own: _Id) -> int:
+    return int(xxhash.xxh3_64_intdigest(f"{own.key}\0{own.sample}\0{own.turn}".encode("utf-8", "surrogatepass")))
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    file.seek(0)
+    yield from file
+
+
+Aged = tuple[tuple[int, int], Record]
+"""A record with its age: the number of its file, and its place in it; the greater, the newer."""
+
+
+def _merged(files: _Snapshot) -> Iterator[Aged]:
+    starts: list[tuple[int, int, Callable[[], Iterator[Aged]]]] = []
+    for part in files.parts:
+        starts.append((_first_row(part), len(starts), partial(_part_stream, part)))
+    for journal in files.journals:
+        order = _journal_order(journal.file)
         if order:
-            starts.append((order[0][0][0], len(starts), partial(_journal_records, journal, order)))
+            starts.append((order[0][0][0], len(starts), partial(_journal_stream, journal, order)))
     starts.sort(key=lambda start: start[:2])
-    heap: list[tuple[tuple[int, int, int], int, Record, Iterator[Record]]] = []
+    heap: list[tuple[Place, int, Aged, Iterator[Aged]]] = []
     while heap or starts:
         while starts and (not heap or starts[0][0] <= heap[0][0][0]):
             _, number, opened = starts.pop(0)
             _push(heap, number, opened())
         if heap:
-            _, number, record, rest = heapq.heappop(heap)
-            yield record
+            _, number, found, rest = heapq.heappop(heap)
+            yield found
             _push(heap, number, rest)
 
 
-def _push(heap: list[Any], number: int, stream: Iterator[Record]) -> None:
-    record = next(stream, None)
-    if record is not None:
-        heapq.heappush(heap, (_place(record), number, record, stream))
+def _push(heap: list[tuple[Place, int, Aged, Iterator[Aged]]], number: int, stream: Iterator[Aged]) -> None:
+    found = next(stream, None)
+    if found is not None:
+        record = found[1]
+        heapq.heappush(heap, ((record.row, record.sample, record.turn), number, found, stream))
 
 
 def _first_row(part: Path) -> int:
@@ -141,21 +218,26 @@ def _first_row(part: Path) -> int:
         return int(statistics.min)
 
 
-def _journal_order(journal: Path) -> list[tuple[tuple[int, int, int], int, int]]:
+def _journal_order(file: BinaryIO) -> list[tuple[Place, int, int]]:
     """Place, offset and length of each whole line, by place: a journal has 128 MB, its order 10 MB at most."""
     order, at = [], 0
-    for line in _lines(journal):
+    for line in _lines(file):
         if is_whole(line):
             order.append((place_of(line), at, len(line)))
         at += len(line)
     return sorted(order)
 
 
-def _journal_records(journal: Path, order: list[tuple[tuple[int, int, int], int, int]]) -> Iterator[Record]:
-    with journal.open("rb") as file:
-        for _, at, length in order:
-            file.seek(at)
-            yield _record.decode(plain(file.read(length)))
+def _journal_stream(journal: _Journal, order: list[tuple[Place, int, int]]) -> Iterator[Aged]:
+    for _, at, length in order:
+        journal.file.seek(at)
+        yield (number_of(journal.path), at), _record.decode(plain(journal.file.read(length)))
+
+
+def _part_stream(part: Path) -> Iterator[Aged]:
+    # Of rows with one place the newest stands first (seal.py).
+    for position, record in enumerate(part_records(part)):
+        yield (number_of(part), -position), record
 
 
 def part_records(part: Path) -> Iterator[Record]:

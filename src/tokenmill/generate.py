@@ -9,39 +9,22 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 
 import msgspec
-import xxhash
 
-from tokenmill.client import Client
-from tokenmill.core import judge
-from tokenmill.core.judge import Reading, Rules
-from tokenmill.core.records import NULL, Completion, Label, Prompt, Record, failed
-from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec
+from tokenmill.attempt import Attempts, Lane, Orders, Render
+from tokenmill.core.records import Prompt, Record
 from tokenmill.errors import (
-    BadPromptError,
     BrokenError,
     BusyError,
     GoneError,
     LateError,
     LocalLimitError,
     PluginError,
-    RefusedError,
     RequestError,
     boundary,
 )
-from tokenmill.render import fit
-
-MIN_TIMEOUT_S = 600.0
-"""A request is never given up earlier, whatever the rates seen: nothing is lost by waiting in a healthy server."""
-
-TIMEOUT_FACTOR = 3.0
-"""Slots slow down as a batch fills: the slowest rate seen so far is not the slowest there will be."""
-
-MIN_RATE_TOKENS = 32
-"""A shorter output's time is mostly the prompt's and says nothing of the rate."""
 
 BUSY_PAUSE_S, BUSY_PAUSE_MAX_S = 0.5, 10.0
 """After "queue full": each slot waits for itself, twice as long at each refusal."""
@@ -56,50 +39,8 @@ LOOKAHEAD = 16
 """Prompts a node holds beyond its slots, at least: the time until the next offer."""
 
 
-@dataclass(slots=True)
-class Lane:
-    """One ready server's side of the pump. The supervisor opens and closes it; counters only grow."""
-
-    name: str
-    index: int
-    engine: Engine
-    spec: Spec
-    client: Client
-    info: ServerInfo
-    reading: Reading
-    capacity: int
-    on_trouble: Callable[[RequestError], None]
-    in_flight: int = 0
-    answers: int = 0
-    tokens: int = 0
-    broken_in_row: int = 0
-    held: bool = False
-    accept_length: float | None = None
-    slots: set["asyncio.Task[None]"] = field(default_factory=set)
-
-
-@dataclass(frozen=True, slots=True)
-class Orders:
-    """What every request of a run has in common."""
-
-    sampling: Sampling
-    thinking: bool
-    rules: Rules
-    settings: str
-    attempts: int = 3
-    seed: int | None = None
-    timeout_s: float | None = None
-
-
-Render = Callable[[msgspec.Raw, msgspec.Raw, Client], Awaitable[Rendered]]
-"""Messages, tools and the server's client → what to send; see render.py."""
-
-
 class Pump:
-    """`deliver` takes each record as it is judged; it must not block. `clock` is Unix time.
-
-    `room` is waited for before an answer is read: as long as the store is behind, answers stay the bytes they came as.
-    """
+    """`deliver` takes each record as it is judged; it must not block. For `clock` and `room` see Attempts."""
 
     def __init__(
         self,
@@ -111,14 +52,11 @@ class Pump:
     ) -> None:
         self.orders = orders
         self.lanes: dict[int, Lane] = {}
-        self._render = render
+        self._attempts = Attempts(orders, render, clock, room)
         self._deliver = deliver
-        self._clock = clock
-        self._room = room
         self._queue: deque[Prompt] = deque()
         self._again: list[tuple[Prompt, int]] = []
         self._hungry: deque[tuple[asyncio.Future[Prompt], Lane]] = deque()
-        self._slowest: float | None = None
         self._life = f"tm-{int(clock() * 1000):x}"
         self._requests = count()
         self.draining = False
@@ -194,17 +132,19 @@ class Pump:
             refused = False
             try:
                 with boundary(f"engine {lane.engine.kind}"):
-                    record = await self._complete(lane, prompt, request_id)
+                    record = await self._attempts.make(lane, prompt, request_id)
                 lane.answers += 1
                 lane.broken_in_row = 0
+                lane.refused_since = None
                 pause = BUSY_PAUSE_S
                 self._deliver(record)
                 del record  # 0.2 MB that this slot would hold for as long as its next request takes
             except asyncio.CancelledError:
                 self._give_back(prompt)
                 raise
-            except (BusyError, LocalLimitError):
+            except (BusyError, LocalLimitError) as error:
                 self._give_back(prompt)
+                self._refused(lane, error)
                 refused = True
             except (RequestError, PluginError) as error:
                 await self._failure(lane, prompt, request_id, error)
@@ -258,6 +198,14 @@ class Pump:
         self._queue.appendleft(prompt)
         self._feed()
 
+    def _refused(self, lane: Lane, error: RequestError) -> None:
+        """A server that is full lets something through now and then; one that never does is in trouble."""
+        moment = time.monotonic()
+        lane.refused_since = lane.refused_since or moment
+        if isinstance(error, BusyError) and moment - lane.refused_since > self.orders.patience_s:
+            lane.refused_since = None
+            self._trouble(lane, error)
+
     def _trouble(self, lane: Lane, error: RequestError) -> None:
         if not lane.held:
             self.hold(lane)
@@ -290,7 +238,7 @@ class Pump:
     def _charge(self, lane: Lane, prompt: Prompt, error: RequestError | PluginError) -> None:
         """Another attempt, elsewhere if possible, or a failed record."""
         if prompt.attempt >= self.orders.attempts:
-            self._deliver(self._failed(prompt, "aborted", f"after {prompt.attempt} attempts: {error}", lane))
+            self._deliver(self._attempts.failed(prompt, "aborted", f"after {prompt.attempt} attempts: {error}", lane))
         elif not self.draining:
             self._again.append((msgspec.structs.replace(prompt, attempt=prompt.attempt + 1), lane.index))
             self._feed()
@@ -304,97 +252,3 @@ class Pump:
             await lane.client.post_fresh(request.path, request.body, timeout_s=ABORT_TIMEOUT_S)
         except RequestError:
             pass  # a server that cannot even do this is found out by its supervisor
-
-    # -- one request -------------------------------------------------------------------------------------------------
-    async def _complete(self, lane: Lane, prompt: Prompt, request_id: str) -> Record:
-        """One attempt. Raises RequestError; all that is the prompt's own fault comes back as a failed record."""
-        started = self._clock()
-        begun = time.monotonic()
-        orders = self.orders
-        try:
-            rendered = await self._render(prompt.messages, prompt.tools, lane.client)
-            sampling = fit(orders.sampling, rendered, lane.info)
-        except BadPromptError as error:
-            label: Label = "prompt_too_long" if error.label == "prompt_too_long" else "bad_prompt"
-            return self._failed(prompt, label, str(error), lane, started)
-        request = lane.engine.encode(
-            lane.spec,
-            rendered,
-            sampling,
-            request_id=request_id,
-            thinking=orders.thinking,
-            seed=_seed(orders.seed, prompt),
-        )
-        try:
-            body = await lane.client.post(request.path, request.body, timeout_s=self.limit_s(sampling.max_tokens))
-        except RefusedError as error:
-            refused: Label = "prompt_too_long" if lane.engine.too_long(str(error)) else "request_refused"
-            return self._failed(prompt, refused, str(error), lane, started)
-        seconds = time.monotonic() - begun
-        if self._room is not None:
-            await self._room()
-        completion = lane.engine.decode(body)
-        if completion.finish_reason not in ("stop", "length"):
-            raise BrokenError(f"finish reason {completion.finish_reason!r}")
-        self._note(lane, completion, seconds)
-        return self._record(lane, prompt, rendered, completion, started, seconds)
-
-    def limit_s(self, max_tokens: int) -> float:
-        """How long a request may take: as the config says, or by the slowest rate that a slot has shown."""
-        if self.orders.timeout_s is not None:
-            return self.orders.timeout_s
-        if self._slowest is None:
-            return max(MIN_TIMEOUT_S, float(max_tokens))  # nothing seen yet: a token a second
-        return max(MIN_TIMEOUT_S, TIMEOUT_FACTOR * max_tokens / self._slowest)
-
-    def _note(self, lane: Lane, completion: Completion, seconds: float) -> None:
-        lane.tokens += completion.output_tokens
-        if (now := completion.accept_length) is not None:
-            previous = lane.accept_length
-            lane.accept_length = now if previous is None else previous + 0.05 * (now - previous)
-        if seconds > 0 and completion.output_tokens >= MIN_RATE_TOKENS:
-            rate = completion.output_tokens / seconds
-            self._slowest = rate if self._slowest is None else min(rate, self._slowest)
-
-    def _record(
-        self, lane: Lane, prompt: Prompt, rendered: Rendered, completion: Completion, started: float, seconds: float
-    ) -> Record:
-        measured = judge.measure(completion, lane.reading, self.orders.rules)
-        return Record(
-            key=prompt.key,
-            sample=prompt.sample,
-            turn=prompt.turn,
-            row=prompt.row,
-            cohort=prompt.cohort,
-            digest=prompt.digest,
-            settings=self.orders.settings,
-            messages=prompt.messages,
-            tools=prompt.tools,
-            prompt_ids=rendered.ids if rendered.ids != NULL else completion.prompt_ids,
-            output_ids=completion.output_ids,
-            text=completion.text,
-            parts=measured.parts,
-            finish_reason=completion.finish_reason,
-            prompt_tokens=completion.prompt_tokens,
-            output_tokens=completion.output_tokens,
-            reasoning_tokens=measured.reasoning_tokens,
-            repetition=measured.repetition,
-            thinking=self.orders.thinking,
-            server=lane.name,
-            attempt=prompt.attempt,
-            started=round(started, 3),
-            seconds=round(seconds, 3),
-            accept_length=completion.accept_length,
-            labels=measured.labels,
-        )
-
-    def _failed(self, prompt: Prompt, label: Label, error: str, lane: Lane, started: float | None = None) -> Record:
-        began = self._clock() if started is None else started
-        return failed(prompt, label, error, settings=self.orders.settings, server=lane.name, started=round(began, 3))
-
-
-def _seed(seed: int | None, prompt: Prompt) -> int | None:
-    """Per id, so that samples of one prompt differ and a repeated run does not."""
-    if seed is None:
-        return None
-    return xxhash.xxh32_intdigest(f"{seed}\0{prompt.key}\0{prompt.sample}\0{prompt.turn}".encode())

@@ -83,7 +83,7 @@ class Ledger:
         labels = judge.effective_labels(brief.labels, brief.reasoning_tokens, brief.repetition, brief.thinking, rules)
         verdict = judge.verdict_of(labels, rules)
         self._mark(row, brief.sample, verdict, labels, brief.output_tokens)
-        gate.observe(brief.cohort, verdict, labels)
+        gate.count(brief.cohort, verdict, labels)
         found.cohort = max(found.cohort, brief.cohort)
         found.first_cohort += brief.cohort == 0
 

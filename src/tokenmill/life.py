@@ -44,6 +44,9 @@ IDENTITY_TIMEOUT_S = 5.0
 HEALTH_TIMEOUT_S = 30.0
 """SGLang's own health check takes up to 20 s before it says no."""
 
+ADDRESS_PATIENCE_S = 10.0
+"""A server that runs already answers at once, or is said to be away."""
+
 PROBE_TIMEOUT_S = 4.0
 """A small generation of a server in doubt: with it a hang is named within stall_timeout + 5 s."""
 
@@ -103,6 +106,8 @@ class Life:
         self._cpu: tuple[float, float] = (0.0, 0.0)
         self._last_tokens: float | None = None
         self.accept_length: float | None = None
+        self._began = time.monotonic()
+        self._silence = ""
 
     async def run(self) -> None:
         """Watches exit, log and HTTP together until cancelled."""
@@ -122,7 +127,11 @@ class Life:
         if self._tasks is None:
             work.close()
         else:
-            self._tasks.create_task(work)
+            self._tasks.create_task(self._sealed(work))
+
+    async def _sealed(self, work: Coroutine[None, None, None]) -> None:
+        with self._seam():
+            await work
 
     @contextmanager
     def _seam(self) -> Iterator[None]:
@@ -190,12 +199,14 @@ class Life:
         """A page, or None where the server does not give it (yet)."""
         try:
             return await self.client.get(path, timeout_s=timeout_s)
-        except RequestError:
+        except RequestError as error:
+            self._silence = str(error)
             return None
 
     async def _probe_identity(self) -> None:
         page = await self._ask(self.job.engine.probes(self.spec).identity, IDENTITY_TIMEOUT_S)
         if page is None:
+            self._note_silence()
             return
         stranger = self.job.engine.stranger(self.spec, page)
         if self.entry is None:
@@ -211,6 +222,11 @@ class Life:
             self._post(core.Failed(Failure(FailureKind.PORT, cause)))
         else:
             self._post(core.Answered())
+
+    def _note_silence(self) -> None:
+        """Somebody else's server that does not answer: no exit and no log will ever say why."""
+        if self.entry is None and time.monotonic() - self._began > ADDRESS_PATIENCE_S:
+            self._post(core.Failed(Failure(FailureKind.UNREACHABLE, self._silence, "see engine.addresses")))
 
     async def _probe_health(self) -> None:
         probes = self.job.engine.probes(self.spec)

@@ -7,11 +7,12 @@ with it, but for servers that are meant to be kept.
 import asyncio
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from tokenmill import caches, launch, plugins
+from tokenmill.attempt import Orders
 from tokenmill.cluster.base import Results
 from tokenmill.config import Config, rules_of
 from tokenmill.core import server as core
@@ -22,7 +23,7 @@ from tokenmill.engines.base import Engine
 from tokenmill.errors import GateError, NoServerError, TokenmillError
 from tokenmill.events import Event, now
 from tokenmill.folder import RunFolder, ServerEntry
-from tokenmill.generate import Orders, Pump
+from tokenmill.generate import Pump
 from tokenmill.launch import Place
 from tokenmill.life import VERIFY_S, Job, spec_for
 from tokenmill.machine import gpus, ports, processes
@@ -96,6 +97,7 @@ class LocalNode:
             attempts=generation.attempts,
             seed=generation.seed,
             timeout_s=None if generation.timeout == "auto" else generation.timeout,
+            patience_s=config.fleet.stall_timeout,
         )
         self.pump = Pump(orders, self._renderer.render, self._deliver, room=self._admit)
         places = launch.places(config, cards)
@@ -120,7 +122,7 @@ class LocalNode:
         )
         adopted = await self._adoptable(job, places)
         for place, where in zip(places, self._ports(places, adopted), strict=True):
-            self.supervisors.append(Supervisor(job, place, where, adopted.get(place.index)))
+            self.supervisors.append(Supervisor(job, place, where, self._other_ports, adopted.get(place.index)))
 
     def _most_in_flight(self, servers: int) -> int:
         """What open files allow each server: a request in flight is a connection."""
@@ -158,13 +160,14 @@ class LocalNode:
         if self.config.engine.addresses:
             return [ports.Ports(0, 0) for _ in places]
         kept = {index: ports.Ports(entry.port, entry.internal_port) for index, entry in adopted.items()}
-        taken = {
-            port
-            for where in kept.values()
-            for port in (where.http, *range(where.internal, where.internal + ports.BLOCK))
-        }
-        fresh = iter(ports.assign(self.config.fleet.port, len(places) - len(kept), frozenset(taken)))
+        taken = frozenset(port for where in kept.values() for port in _taken(where))
+        fresh = iter(ports.assign(self.config.fleet.port, len(places) - len(kept), taken))
         return [kept[place.index] if place.index in kept else next(fresh) for place in places]
+
+    def _other_ports(self) -> ports.Ports:
+        """A block that no server of ours has: one that still loads has not bound its own. Raises PreflightError."""
+        taken = frozenset(port for supervisor in self.supervisors for port in _taken(supervisor.ports))
+        return ports.assign(self.config.fleet.port, 1, taken)[0]
 
     # -- the seam ----------------------------------------------------------------------------------------------------
     async def credits(self) -> int:
@@ -286,6 +289,8 @@ class LocalNode:
 
     def _end_servers(self) -> None:
         for supervisor in self.supervisors:
+            if supervisor.entry is not None and supervisor.server.state is core.State.PENDING:
+                supervisor.post(core.Adopt())  # it lives: what was not adopted could not be ended
             if self._keep and supervisor.server.state in core.LIVE:
                 supervisor.leave()
             else:
@@ -335,11 +340,18 @@ class LocalNode:
             for supervisor in self.supervisors
             if supervisor.entry is not None
         )
+        if not self.supervisors:
+            entries = tuple(self._entries)  # not prepared, or it failed: they live on, and must be found again
         try:
             self._folder.write_servers(entries, keep=self._keep)
         except OSError as error:
             # A full disk must not end the node: its answers may yet be stored, and the store says it aloud.
             self._say("node", f"state.json cannot be written: {error.strerror}", "warn")
+
+
+def _taken(where: ports.Ports) -> Iterator[int]:
+    yield where.http
+    yield from range(where.internal, where.internal + ports.BLOCK)
 
 
 def survivors(folder: RunFolder) -> list[ServerEntry]:

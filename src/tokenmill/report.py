@@ -27,7 +27,7 @@ EXAMPLES, EXAMPLES_FROM = 3, 1000
 """Examples of each kind, and the records among which they are looked for."""
 
 WARNINGS = 50
-BINS = 12
+"""The last ones: a page of them, and what ended the run is among them."""
 
 
 class Bin(msgspec.Struct, frozen=True):
@@ -108,7 +108,7 @@ def build(folder: RunFolder, rules: Rules, total: int, trouble: str = "") -> Rep
     command = f"tokenmill export {folder.path} messages OUT"
     if trouble:
         verdict = f"Stopped: {trouble.splitlines()[0]}"
-    elif ended < total:
+    elif ended < total or not total:
         verdict = f"Unfinished: {ended:,} of {total:,} completions have a record."
         command = f"tokenmill run {folder.config}   goes on\n{command}"
     else:
@@ -119,7 +119,7 @@ def build(folder: RunFolder, rules: Rules, total: int, trouble: str = "") -> Rep
         date=time.strftime("%Y-%m-%d %H:%M"),
         version=__version__,
         verdict=verdict,
-        good=not trouble and ended >= total,
+        good=not trouble and 0 < total <= ended,
         numbers=tally.numbers(total),
         labels=[(name, count, _percent(count, ended)) for name, count in tally.labels.most_common()],
         histograms=[
@@ -192,7 +192,7 @@ def quantiles(values: Sequence[int]) -> list[int]:
 def histogram(title: str, values: Sequence[int]) -> Histogram:
     """Counts in bins whose bounds double: lengths of completions spread over orders of magnitude."""
     bounds = [0, 16]
-    while len(values) and bounds[-1] <= max(values) and len(bounds) <= BINS:
+    while len(values) and bounds[-1] <= max(values):
         bounds.append(bounds[-1] * 2)
     counts = np.histogram(np.array(values), bounds)[0].tolist()
     top = max(counts, default=0) or 1

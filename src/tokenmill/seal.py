@@ -1,6 +1,7 @@
 """Journal → Parquet: python -m tokenmill.seal JOURNAL PART. Written aside, re-read and counted, synced, renamed.
 
-Rows are sorted by (row, sample, turn), so that an export in the prompts' order merges parts instead of sorting them.
+Rows are sorted by (row, sample, turn), of equal ones the newest first, so that an export in the prompts' order merges
+parts instead of sorting them.
 """
 
 import fcntl
@@ -93,7 +94,7 @@ def _seal(file: BinaryIO, journal: Path, part: Path) -> int:
     if not places:
         journal.unlink()
         return 0
-    places.sort()
+    places.sort(key=lambda place: (*place[:3], -place[3]))  # of one id the newest first, as readers want it
     aside = part.with_name(f".{part.name}")
     with pq.ParquetWriter(aside, SCHEMA, compression="zstd") as writer:
         for group in groups(places, itemgetter(-1)):

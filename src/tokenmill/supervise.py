@@ -4,11 +4,13 @@ Whether a server is ready, hung or to be restarted is never decided here; what h
 """
 
 import asyncio
+import errno
 import signal
 import time
 from collections.abc import Callable, Coroutine
 
 from tokenmill import life
+from tokenmill.attempt import Lane
 from tokenmill.canary import Passed
 from tokenmill.core import capacity
 from tokenmill.core import server as core
@@ -16,10 +18,9 @@ from tokenmill.core.lifecycle import step
 from tokenmill.core.server import SERVING, Failure, FailureKind, Server, State, Timing
 from tokenmill.core.status import ServerStatus
 from tokenmill.engines.base import ServerInfo
-from tokenmill.errors import BrokenError, GoneError, PluginError, RequestError
+from tokenmill.errors import BrokenError, GoneError, PluginError, PreflightError, RequestError
 from tokenmill.events import Event, now
 from tokenmill.folder import ServerEntry
-from tokenmill.generate import Lane
 from tokenmill.launch import Place
 from tokenmill.life import LOOK_S, Job, Life
 from tokenmill.machine import ports, processes
@@ -40,6 +41,12 @@ RATE_WINDOW_S = 60.0
 
 UNWATCHED_S = 1.0
 """Between two looks, which come every LOOK_S: in a gap so long tokenmill itself did not run."""
+
+_NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
+"""No restart mends these; a full disk or table of processes may be free again."""
+
+PROBE_PAUSE_S = 1.0
+"""Between two looks at a server in doubt."""
 
 Work = Callable[[Life], Coroutine[None, None, None]]
 
@@ -66,7 +73,14 @@ class Supervisor:
     server can be found again, for state.json; `past_weights` is set once the next server need not wait for this one.
     """
 
-    def __init__(self, job: Job, place: Place, where: ports.Ports, adopt: ServerEntry | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        place: Place,
+        where: ports.Ports,
+        other_ports: Callable[[], ports.Ports],
+        adopt: ServerEntry | None = None,
+    ) -> None:
         fleet = job.config.fleet
         timing = Timing(
             start_timeout=fleet.start_timeout,
@@ -79,6 +93,7 @@ class Supervisor:
         self.job = job
         self.place = place
         self.ports = where
+        self._other_ports = other_ports
         self.entry = adopt
         self.server = Server(place.index, timing, owned=not job.config.engine.addresses)
         self.name = f"{job.node}/{place.index}" if job.node else str(place.index)
@@ -110,13 +125,12 @@ class Supervisor:
             try:
                 while not self._left_alive and not (self.server.state in core.FINAL and self.server.gone):
                     self._apply(await self._inbox.get())
-            except asyncio.CancelledError:
-                self._kill_at_once()
-                raise
             finally:
                 ticker.cancel()
                 self._withdraw()
                 self._end_life()
+                if not self._left_alive and not self.server.gone:
+                    self._kill_at_once()
 
     def _kill_at_once(self) -> None:
         """The way out where nothing can be waited for: no server survives a tokenmill that ends by a bug."""
@@ -204,17 +218,18 @@ class Supervisor:
 
     # -- lives -------------------------------------------------------------------------------------------------------
     def _spawn(self, fresh_ports: bool) -> None:
-        if fresh_ports:
-            self.ports = ports.assign(self.ports.http + 1, 1)[0]
         try:
+            if fresh_ports:
+                self.ports = self._other_ports()
             spec, entry, process = life.spawn(self.job, self.place, self.ports, self._known_as)
         except OSError as error:
             self._known_as(None)
             cause = f"{error.filename or 'the engine'} cannot be started: {error.strerror}"
-            self.post(core.Failed(Failure(FailureKind.CONFIG, cause, "see engine.python and engine.command")))
+            kind = FailureKind.CONFIG if error.errno in _NO_PROGRAM else FailureKind.CRASH
+            self.post(core.Failed(Failure(kind, cause, "see engine.python and engine.command")))
             return
-        except PluginError as error:
-            self.post(core.Failed(Failure(FailureKind.CONFIG, str(error))))
+        except (PluginError, PreflightError) as error:
+            self.post(core.Failed(Failure(FailureKind.CONFIG, str(error), error.fix)))
             return
         self._known_as(entry)
         self._tell("launch", f"started as pid {entry.process.pid} on port {entry.port}, GPU {entry.gpu}")
@@ -274,6 +289,8 @@ class Supervisor:
             self.post(core.ProbePassed())
             return
         failure = Failure(FailureKind.HANG, f"hangs: no answer, no token, and a small generation failed: {words}")
+        if now_living.burning:
+            await asyncio.sleep(PROBE_PAUSE_S)  # the next probe follows at once
         self.post(core.ProbeFailed(failure, now_living.burning))
 
     # -- the pump ----------------------------------------------------------------------------------------------------
@@ -313,15 +330,16 @@ class Supervisor:
             self._in_life(lambda now_living: self._look_closer(now_living, error))
 
     async def _look_closer(self, now_living: Life, error: RequestError) -> None:
-        """Until a small generation comes back, or the server is found dead or idle."""
+        """Until a small generation comes back, or the server is found dead, idle, or busy for too long."""
+        deadline = time.monotonic() + self.server.timing.suspect_timeout
         while self.server.state in SERVING:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(PROBE_PAUSE_S)
             words = await now_living.probe_generation()
             if not words:
                 if self.lane is not None:
                     self.job.pump.resume(self.lane)
                 return
-            if not now_living.burning:
+            if not now_living.burning or time.monotonic() > deadline:
                 kind = FailureKind.CRASH if isinstance(error, GoneError | BrokenError) else FailureKind.HANG
                 self.post(core.Failed(Failure(kind, f"{error}; and a small generation failed: {words}")))
                 return
@@ -336,5 +354,6 @@ class Supervisor:
         left = await ended.end(grace_s) if ended is not None else []
         if left:
             self._tell("leftover", f"cannot be ended: {', '.join(map(processes.describe, left))}", "error")
-        self._known_as(None)
+        else:
+            self._known_as(None)  # what cannot be ended stays in state.json, for `down`
         self.post(core.Gone())

@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tokenmill.attempt import Lane, Orders
 from tokenmill.client import Client
 from tokenmill.core.judge import Reading, Rules
 from tokenmill.core.records import NULL, Completion, Prompt, Record
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines.base import Engine, Launch, Probes, Rendered, Request, Sampling, ServerInfo, Spec
 from tokenmill.errors import BrokenError, RequestError
-from tokenmill.generate import Lane, Orders, Pump
+from tokenmill.generate import Pump
 
 T = TypeVar("T")
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from tests.contract.pump_fakes import DONE, Behaviour, Dialect, Scene, answers, fails, hangs, play, prompts, settle
+from tokenmill.attempt import Lane
 from tokenmill.client import Client
 from tokenmill.config import Generation
 from tokenmill.core.records import Completion
@@ -21,7 +22,7 @@ from tokenmill.errors import (
     RefusedError,
     RequestError,
 )
-from tokenmill.generate import BROKEN_IN_ROW, Lane
+from tokenmill.generate import BROKEN_IN_ROW
 
 STOP = "stop"
 

@@ -8,8 +8,8 @@ from hypothesis import example, given, note, settings
 from hypothesis import strategies as st
 
 from tests.contract.pump_fakes import DONE, Scene, answers, play, prompts
+from tokenmill.attempt import Lane
 from tokenmill.errors import BrokenError, BusyError, GoneError, LateError, LocalLimitError, RefusedError, RequestError
-from tokenmill.generate import Lane
 
 FAULTS: list[RequestError | KeyError] = [
     *(BrokenError("HTTP 500"), BrokenError("HTTP 500", body="the engine is dead"), BusyError("HTTP 503")),

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill import configfile, plugins
+from tokenmill.attempt import Orders
 from tokenmill.core.capacity import Limits, in_flight, servers_for
 from tokenmill.core.judge import Rules
 from tokenmill.core.server import State
 from tokenmill.engines.base import Sampling, ServerInfo
 from tokenmill.folder import RunFolder
-from tokenmill.generate import Orders, Pump
+from tokenmill.generate import Pump
 from tokenmill.launch import Place
 from tokenmill.life import Job, Life, spec_for
 from tokenmill.machine.ports import Ports
@@ -106,7 +107,7 @@ def kept(job: Job, info: ServerInfo) -> tuple[int, str]:
 
     async def ask() -> tuple[int, str]:
         place, where = Place(0, ()), Ports(1, 2)
-        supervisor = Supervisor(job, place, where)
+        supervisor = Supervisor(job, place, where, lambda: where)
         supervisor._life = life = Life(
             job, spec_for(job, place, where, "n"), None, supervisor.post, lambda: State.READY
         )

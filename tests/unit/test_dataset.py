@@ -37,16 +37,43 @@ def test_overlapping_files_are_merged_in_the_prompts_order(
 
 
 def test_samples_of_a_row_stand_together(tmp_path: Path) -> None:
-    store(
-        tmp_path, [record(row=1, sample=1), record(row=0, sample=1)], [record(row=0, sample=0), record(row=1, sample=0)]
-    )
+    def sample(row: int, number: int) -> Record:
+        return record(f"k{row}", row, sample=number)
+
+    store(tmp_path, [sample(1, 1), sample(0, 1)], [sample(0, 0), sample(1, 0)])
     assert places(tmp_path) == [(0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 1, 1)]
 
 
-def test_the_latest_attempt_counts_wherever_it_stands(tmp_path: Path) -> None:
-    first, second, third = (record(row=4, attempt=attempt) for attempt in (1, 2, 3))
-    store(tmp_path, [second, record(row=5)], [third], [first])
-    assert places(tmp_path) == [(4, 0, 3), (5, 0, 1)]
+@pytest.mark.parametrize("open_last", [True, False])
+def test_the_newest_record_of_an_id_counts_whatever_its_attempt_was(tmp_path: Path, open_last: bool) -> None:
+    """Attempts are counted anew in every life of a run."""
+    one, two, three, four = (record(row=4, attempt=attempt, text=f"{n}") for n, attempt in enumerate((3, 1, 2, 1)))
+    store(tmp_path, [one, record("other", 5)], [two], [three, four], open_last=open_last)
+    assert [(found.row, found.text) for found in dataset.records(tmp_path) if found.row == 4] == [(4, "3")]
+    newest = {brief.key: brief for brief in reversed(list(dataset.briefs(tmp_path)))}
+    assert len(newest) == 2
+    assert next(brief for brief in dataset.briefs(tmp_path) if brief.key == "k").output_tokens == 40
+
+
+def test_prompts_that_have_moved_to_other_rows_lose_no_record(tmp_path: Path) -> None:
+    """A file that sorts first was added to the folder of prompts: new records have the row numbers of old ones."""
+    old = [record(f"old{n}", n) for n in range(4)]
+    new = [record(f"new{n}", n) for n in range(3)]
+    again = [record("old1", 4, text="written anew after it had moved")]
+    store(tmp_path, old, new, again)
+    found = {one.key: one.text for one in dataset.records(tmp_path)}
+    assert sorted(found) == ["new0", "new1", "new2", "old0", "old1", "old2", "old3"]
+    assert found["old1"] == "written anew after it had moved"
+
+
+def test_a_journal_that_is_sealed_while_it_is_read_is_read_once(tmp_path: Path) -> None:
+    store(tmp_path, [record("a", 0)], [record("b", 1), record("c", 2)])
+    whole, brief = dataset.records(tmp_path), dataset.briefs(tmp_path)
+    first = next(whole).key, next(brief).key
+    seal(tmp_path / "journal-000002.jsonl", tmp_path / "part-000002.parquet")
+    assert [first[0], *(found.key for found in whole)] == ["a", "b", "c"]
+    assert sorted([first[1], *(found.key for found in brief)]) == ["a", "b", "c"]
+    assert [found.key for found in dataset.records(tmp_path)] == ["a", "b", "c"]
 
 
 def test_an_empty_folder_holds_nothing(tmp_path: Path) -> None:

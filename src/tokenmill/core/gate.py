@@ -70,18 +70,22 @@ class Gate:
 
     def observe(self, cohort: int, verdict: Verdict, labels: Iterable[str]) -> Alarm | None:
         """Counts one ended id; returns the cohort's alarm if that made it inevitable."""
+        self.count(cohort, verdict, labels)
+        return self.check(cohort)
+
+    def count(self, cohort: int, verdict: Verdict, labels: Iterable[str]) -> None:
+        """Counts one ended id, and judges nothing: at a start all that is stored comes first."""
         tally = self._tally(cohort)
         names = tuple(labels)
         tally.ended += 1
         if verdict is Verdict.ACCEPTED and not names:
-            return None  # nearly all are
+            return  # nearly all are
         for name in names:
             if verdict is not Verdict.ACCEPTED or name in TRUNCATED:
                 tally.labels[name] = tally.labels.get(name, 0) + 1
         tally.rejected += verdict is Verdict.REJECTED
         tally.failed += verdict is Verdict.FAILED and PROMPT_FAULTS.isdisjoint(names)
         tally.truncated += not TRUNCATED.isdisjoint(names)
-        return self.check(cohort)
 
     def check(self, cohort: int) -> Alarm | None:
         """The cohort's alarm, if its verdict is inevitable by now."""

@@ -254,6 +254,7 @@ class SGLang(Engine):
             *("--model-path", spec.model_path, "--served-model-name", spec.model_name),
             *("--host", spec.host, "--port", str(spec.port), "--nccl-port", str(spec.internal_port)),
             *("--weight-version", spec.nonce, "--enable-metrics"),
+            "--sleep-on-idle",  # an idle scheduler takes a whole core else, and then a hung one looks busy
         ]
         env = {
             "SGLANG_TIMEOUT_KEEP_ALIVE": "120",  # its 5 s closes pooled connections under us

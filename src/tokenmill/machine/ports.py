@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import psutil
 
+from tokenmill.errors import PreflightError
+
 BLOCK = 10
 INTERNAL_OFFSET = 1000
 """Internal blocks begin this far above the first HTTP port: 100 servers fit between."""
@@ -41,7 +43,7 @@ def assign(first: int, count: int, avoid: frozenset[int] = frozenset()) -> list[
     """Blocks for `count` servers from `first` on, taken and avoided ports passed over.
 
     The kernel's own range is passed over too, unless `first` lies in it: then that is what was asked for. Raises
-    OSError where the machine has no room.
+    PreflightError where the machine has no room.
     """
     low, high = ephemeral()
     if low <= first <= high:
@@ -56,7 +58,8 @@ def assign(first: int, count: int, avoid: frozenset[int] = frozenset()) -> list[
         while not _block_free(internal, used, low, high):
             internal += BLOCK
         if max(http, internal + BLOCK) > 65535:
-            raise OSError(f"no free ports for {count} servers from {first} on")
+            words = f"no free ports for {count} servers from fleet.port = {first} on, each with {BLOCK} internal ones"
+            raise PreflightError(words, fix="set fleet.port lower")
         used |= {http, *range(internal, internal + BLOCK)}
         result.append(Ports(http, internal))
     return result

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from tokenmill.errors import PreflightError
 from tokenmill.machine import ports
 from tokenmill.machine.ports import BLOCK, Ports
 
@@ -69,7 +70,7 @@ def test_http_ports_jump_over_the_kernels_range() -> None:
 
 
 def test_a_machine_without_room_says_so() -> None:
-    with pytest.raises(OSError, match="no free ports for 50 servers from 64500 on"):
+    with pytest.raises(PreflightError, match="no free ports for 50 servers from fleet.port = 64500 on"):
         ports.assign(64500, 50)
 
 

@@ -1,0 +1,193 @@
+"""One attempt at one prompt: rendered, sent, waited for, read, judged. Whose fault a failure is, is the pump's to say.
+
+A prompt's own fault (it cannot be rendered, it does not fit, the server will never accept it) is a failed record;
+everything else is a RequestError.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import xxhash
+
+from tokenmill.client import Client
+from tokenmill.core import judge
+from tokenmill.core.judge import Reading, Rules
+from tokenmill.core.records import NULL, Completion, Label, Prompt, Record
+from tokenmill.core.records import failed as failed_record
+from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec
+from tokenmill.errors import BadPromptError, BrokenError, RefusedError, RequestError
+from tokenmill.render import fit
+
+MIN_TIMEOUT_S = 600.0
+"""A request is never given up earlier, whatever the rates seen: nothing is lost by waiting in a healthy server."""
+
+TIMEOUT_FACTOR = 3.0
+"""Slots slow down as a batch fills: the slowest rate seen so far is not the slowest there will be."""
+
+MIN_RATE_TOKENS = 32
+"""A shorter output's time is mostly the prompt's and says nothing of the rate."""
+
+FORGETTING = 1.01
+"""At each answer the slowest rate fades by so much: an hour in which the machine was frozen is forgotten after 500."""
+
+ACCEPT_WEIGHT = 0.05
+"""Of one answer in a server's accept length: the last twenty decide."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """One ready server's side of the pump. The supervisor opens and closes it; counters only grow.
+
+    `refused_since` is when it began to refuse whatever it is asked, None while it does not.
+    """
+
+    name: str
+    index: int
+    engine: Engine
+    spec: Spec
+    client: Client
+    info: ServerInfo
+    reading: Reading
+    capacity: int
+    on_trouble: Callable[[RequestError], None]
+    in_flight: int = 0
+    answers: int = 0
+    tokens: int = 0
+    broken_in_row: int = 0
+    refused_since: float | None = None
+    held: bool = False
+    accept_length: float | None = None
+    slots: set["asyncio.Task[None]"] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What every request of a run has in common; `patience_s`: a server that only refuses for so long is in trouble."""
+
+    sampling: Sampling
+    thinking: bool
+    rules: Rules
+    settings: str
+    attempts: int = 3
+    seed: int | None = None
+    timeout_s: float | None = None
+    patience_s: float = 90.0
+
+
+Render = Callable[[msgspec.Raw, msgspec.Raw, Client], Awaitable[Rendered]]
+"""Messages, tools and the server's client → what to send; see render.py."""
+
+
+class Attempts:
+    """Makes them. `clock` is Unix time.
+
+    `room` is waited for before an answer is read: as long as the store is behind, answers stay the bytes they came as.
+    """
+
+    def __init__(
+        self, orders: Orders, render: Render, clock: Callable[[], float], room: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        self.orders = orders
+        self._render = render
+        self._clock = clock
+        self._room = room
+        self._slowest: float | None = None
+
+    async def make(self, lane: Lane, prompt: Prompt, request_id: str) -> Record:
+        """One attempt. Raises RequestError; all that is the prompt's own fault comes back as a failed record."""
+        started = self._clock()
+        begun = time.monotonic()
+        orders = self.orders
+        try:
+            rendered = await self._render(prompt.messages, prompt.tools, lane.client)
+            sampling = fit(orders.sampling, rendered, lane.info)
+        except BadPromptError as error:
+            label: Label = "prompt_too_long" if error.label == "prompt_too_long" else "bad_prompt"
+            return self.failed(prompt, label, str(error), lane, started)
+        request = lane.engine.encode(
+            lane.spec,
+            rendered,
+            sampling,
+            request_id=request_id,
+            thinking=orders.thinking,
+            seed=_seed(orders.seed, prompt),
+        )
+        try:
+            body = await lane.client.post(request.path, request.body, timeout_s=self.limit_s(sampling.max_tokens))
+        except RefusedError as error:
+            refused: Label = "prompt_too_long" if lane.engine.too_long(str(error)) else "request_refused"
+            return self.failed(prompt, refused, str(error), lane, started)
+        seconds = time.monotonic() - begun
+        if self._room is not None:
+            await self._room()
+        completion = lane.engine.decode(body)
+        if completion.finish_reason not in ("stop", "length"):
+            raise BrokenError(f"finish reason {completion.finish_reason!r}")
+        self._note(lane, completion, seconds)
+        return self._record(lane, prompt, rendered, completion, started, seconds)
+
+    def limit_s(self, max_tokens: int) -> float:
+        """How long a request may take: as the config says, or by the slowest rate that a slot has shown."""
+        if self.orders.timeout_s is not None:
+            return self.orders.timeout_s
+        if self._slowest is None:
+            return max(MIN_TIMEOUT_S, float(max_tokens))  # nothing seen yet: a token a second
+        return max(MIN_TIMEOUT_S, TIMEOUT_FACTOR * max_tokens / self._slowest)
+
+    def _note(self, lane: Lane, completion: Completion, seconds: float) -> None:
+        lane.tokens += completion.output_tokens
+        if (now := completion.accept_length) is not None:
+            previous = lane.accept_length
+            lane.accept_length = now if previous is None else previous + ACCEPT_WEIGHT * (now - previous)
+        if seconds > 0 and completion.output_tokens >= MIN_RATE_TOKENS:
+            rate = completion.output_tokens / seconds
+            self._slowest = rate if self._slowest is None else min(rate, self._slowest * FORGETTING)
+
+    def _record(
+        self, lane: Lane, prompt: Prompt, rendered: Rendered, completion: Completion, started: float, seconds: float
+    ) -> Record:
+        measured = judge.measure(completion, lane.reading, self.orders.rules)
+        return Record(
+            key=prompt.key,
+            sample=prompt.sample,
+            turn=prompt.turn,
+            row=prompt.row,
+            cohort=prompt.cohort,
+            digest=prompt.digest,
+            settings=self.orders.settings,
+            messages=prompt.messages,
+            tools=prompt.tools,
+            prompt_ids=rendered.ids if rendered.ids != NULL else completion.prompt_ids,
+            output_ids=completion.output_ids,
+            text=completion.text,
+            parts=measured.parts,
+            finish_reason=completion.finish_reason,
+            prompt_tokens=completion.prompt_tokens,
+            output_tokens=completion.output_tokens,
+            reasoning_tokens=measured.reasoning_tokens,
+            repetition=measured.repetition,
+            thinking=self.orders.thinking,
+            server=lane.name,
+            attempt=prompt.attempt,
+            started=round(started, 3),
+            seconds=round(seconds, 3),
+            accept_length=completion.accept_length,
+            labels=measured.labels,
+        )
+
+    def failed(self, prompt: Prompt, label: Label, error: str, lane: Lane, started: float | None = None) -> Record:
+        """A record of a prompt that got no completion."""
+        began = self._clock() if started is None else started
+        return failed_record(
+            prompt, label, error, settings=self.orders.settings, server=lane.name, started=round(began, 3)
+        )
+
+
+def _seed(seed: int | None, prompt: Prompt) -> int | None:
+    """Per id, so that samples of one prompt differ and a repeated run does not."""
+    if seed is None:
+        return None
+    return xxhash.xxh32_intdigest(f"{seed}\0{prompt.key}\0{prompt.sample}\0{prompt.turn}".encode())
