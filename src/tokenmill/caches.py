@@ -5,6 +5,7 @@ Shared by several servers that start together they race or lock up (cases C07); 
 
 import contextlib
 import hashlib
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,11 +28,20 @@ def folder_for(engine: str, version: str, gpu_name: str, index: int, args: Mappi
 
 
 def seed(folder: Path) -> bool:
-    """Fills an empty cache from the first server's, so that it is compiled once; True where it did."""
-    first = folder.with_name("0")
+    """Fills an empty cache from the first server's, so that less is left to compile; True where it did.
+
+    That server may compile meanwhile: a copy that trips over a file that comes or goes is thrown away.
+    """
+    first, aside = folder.with_name("0"), folder.with_name(f".{folder.name}.{os.getpid()}")
     if folder == first or folder.exists() or not first.is_dir():
         return False
-    shutil.copytree(first, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.lock", "*.tmp*"))
+    try:
+        shutil.copytree(first, aside, ignore=shutil.ignore_patterns("*.lock", "*.tmp*", "tmp.*"))
+        aside.rename(folder)
+    except OSError:
+        return False
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     return True
 
 

@@ -1,7 +1,7 @@
 """From the nodes to the store: writes judged records, counts them, lets the gate judge, and hands new prompts out.
 
-Nothing is counted that is not written. A gate alarm or a failed write ends the run; then no new prompts go out, and
-what is in flight still comes in.
+Nothing is counted that is not written. A gate alarm or a failed write ends the run: no new prompts go out, and what is
+in flight is cut (the gate: it would be more of the same) or still comes in (a failed write: it is paid for).
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from tokenmill.core import judge
 from tokenmill.core.gate import Alarm
 from tokenmill.core.judge import Verdict
 from tokenmill.core.records import PROMPT_FAULTS, Prompt, Record
-from tokenmill.errors import GuardError, StoreError, VanishedError
+from tokenmill.errors import GuardError, StoreError, TokenmillError, UsageError, VanishedError
 from tokenmill.events import EventLog
 from tokenmill.explain import Examples
 from tokenmill.folder import RunFolder
@@ -54,7 +54,7 @@ class Collector:
     ) -> None:
         self.examples = Examples()
         self.alarm: Alarm | None = None
-        self.failure: StoreError | GuardError | None = None
+        self.failure: TokenmillError | None = None
         self.draining = False
         self.stop: Stop = _nothing_to_stop
         self._accounts = accounts
@@ -86,13 +86,24 @@ class Collector:
                 self.draining = True
                 await self.stop(0.0)
             elif results.credits:
-                await self._hand_out(node, min(results.credits, BATCH))
+                await self._try_to_hand_out(node, min(results.credits, BATCH))
         await self._write_the_rest()
         if self._unusable:
             counts = ", ".join(f"{label} {count:,}" for label, count in self._unusable.most_common())
             self._log.say(
                 "prompts", f"prompts that could not be used: {counts}; the first: {self._first_unusable}", "warn"
             )
+
+    async def _try_to_hand_out(self, node: Node, count: int) -> None:
+        """Prompts that cannot be read any more end the run; what is in flight still comes in."""
+        try:
+            await self._hand_out(node, count)
+        except UsageError as error:
+            self.failure = error
+        except OSError as error:
+            self.failure = UsageError(f"the prompts cannot be read any more: {error}")
+        if self.failure is not None and not self.draining:
+            await self._end(None)
 
     async def _hand_out(self, node: Node, count: int) -> None:
         feed = self._accounts.feed
@@ -149,7 +160,7 @@ class Collector:
         if not PROMPT_FAULTS.isdisjoint(record.labels):
             self._unusable.update(record.labels)
             self._first_unusable = self._first_unusable or record.error
-        if verdict is not Verdict.ACCEPTED:
+        if verdict is not Verdict.ACCEPTED or not judge.TRUNCATED.isdisjoint(record.labels):
             self.examples.add(record, record.labels)
         self._note(accounts.gate.observe(record.cohort, verdict, record.labels))
 
@@ -191,7 +202,7 @@ class Collector:
                     self.failure = self._story(error, len(self._store.unsaved))
                     return
                 await asyncio.sleep(min(1.0, self._patience_s / 10))
-        if isinstance(self.failure, StoreError):
+        if isinstance(self.failure, StoreError) and not isinstance(self.failure, VanishedError):
             self.failure = self._story(self.failure, 0)
 
     def _story(self, error: StoreError, lost: int) -> StoreError:

@@ -1,17 +1,21 @@
 """Why the gate stopped a run: label shares, three examples as they are, the likely cause, and how to go on."""
 
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 
 from tokenmill import dataset
 from tokenmill.config import Config
 from tokenmill.core import judge
 from tokenmill.core.gate import Alarm
-from tokenmill.core.judge import Rules, Verdict
+from tokenmill.core.judge import Rules
 from tokenmill.core.records import Record
 
 SHOWN = 3
 SHOWN_CHARS = 300
+
+LOOKED_AT = 2000
+"""Stored records among which examples are looked for, a few seconds of reading: what stops a run is not rare."""
 
 
 class Examples:
@@ -28,14 +32,9 @@ class Examples:
 
     def fill(self, data: Path, rules: Rules) -> None:
         """Looks for examples among stored records: after a restart none has passed by yet."""
-        found = 0
-        for record in dataset.records(data):
+        for record in islice(dataset.records(data), LOOKED_AT):
             measured = (record.labels, record.reasoning_tokens, record.repetition, record.thinking)
-            if judge.verdict(*measured, rules) is not Verdict.ACCEPTED:
-                self.add(record, judge.effective_labels(*measured, rules))
-                found += 1
-            if found >= SHOWN:
-                return
+            self.add(record, judge.effective_labels(*measured, rules))
 
     def of(self, labels: list[str]) -> list[Record]:
         """Examples of these labels, the first label's first."""

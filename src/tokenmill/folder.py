@@ -166,11 +166,15 @@ class RunFolder:
         return f"tokenmill watch {self.path}   follows it; tokenmill down {self.path}   ends it"
 
 
-def write_aside(path: Path, data: bytes) -> None:
-    """Writes a small file whole or not at all: beside it, then renamed over it."""
+def write_aside(path: Path, data: bytes, *, sync: bool = False) -> None:
+    """Writes a small file whole or not at all: beside it, then renamed. With `sync` it outlives a power failure."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_bytes(data)
+        with aside.open("wb") as file:
+            file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         aside.replace(path)
     except OSError:
         aside.unlink(missing_ok=True)

@@ -122,7 +122,7 @@ def fingerprint(engine: Engine, spec: Spec, config: Config, place: Place) -> str
     """Whether two launches are alike but for ports and identity: a living server of the same one is adopted."""
     command = engine.command(replace(spec, nonce="", port=0, internal_port=0))
     env = {**command.env, **config.engine.env}
-    words = [*command.argv, *(f"{name}={value}" for name, value in sorted(env.items())), place.label]
+    words = [spec.version, *command.argv, *(f"{name}={value}" for name, value in sorted(env.items())), place.label]
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
 
 

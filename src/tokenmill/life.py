@@ -293,9 +293,8 @@ def spawn(
     tmp = launch.tmp_folder(job.folder.path, place.index)
     shutil.rmtree(tmp, ignore_errors=True)
     tmp.mkdir(parents=True, mode=0o700)
-    cache = caches.folder_for(job.engine.kind, spec.version, place.gpu_name, place.index, spec.args)
+    cache = cache_folder(job, place)
     if job.engine.cache_variables:
-        caches.seed(cache)
         cache.mkdir(parents=True, exist_ok=True)
         cache.parent.touch()  # used now: pruned last
     env = launch.environment(job.config, place, job.engine, command, tmp, cache)
@@ -317,6 +316,12 @@ def spawn(
     # A process that is gone already has no start time: its watcher says so at once.
     identity = processes.identify(process.pid) or ProcessId(process.pid, 0, "")
     return spec, replace(entry, process=identity, group=process.pid), process
+
+
+def cache_folder(job: Job, place: Place) -> Path:
+    """Where the kernels lie that a server compiles."""
+    args = spec_for(job, place, ports.Ports(0, 0), "").args
+    return caches.folder_for(job.engine.kind, job.version, place.gpu_name, place.index, args)
 
 
 def spec_for(job: Job, place: Place, where: ports.Ports, nonce: str) -> Spec:

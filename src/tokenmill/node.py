@@ -6,6 +6,7 @@ with it, but for servers that are meant to be kept.
 
 import asyncio
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -25,7 +26,7 @@ from tokenmill.events import Event, now
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Pump
 from tokenmill.launch import Place
-from tokenmill.life import VERIFY_S, Job, spec_for
+from tokenmill.life import VERIFY_S, Job, cache_folder, spec_for
 from tokenmill.machine import gpus, ports, processes
 from tokenmill.render import Renderer, renderer_for
 from tokenmill.settings import sampling
@@ -149,7 +150,7 @@ class LocalNode:
                     why = "it was launched with other flags, model or cards"
             if why:
                 self._say("leftover", f"server {entry.index}, pid {entry.process.pid}, is ended: {why}")
-                if left := await end_survivor(entry):
+                if left := await end_survivor(self._folder, entry):
                     self._say("leftover", f"cannot be ended: {left}", "error")
             else:
                 adopted[entry.index] = entry
@@ -307,6 +308,8 @@ class LocalNode:
                 waiting.append(supervisor)
         stagger = self.config.fleet.stagger
         for position, supervisor in enumerate(waiting):
+            if supervisor.job.engine.cache_variables:
+                await asyncio.to_thread(caches.seed, cache_folder(supervisor.job, supervisor.place))
             supervisor.post(core.Launch())
             if position + 1 < len(waiting):
                 if stagger == "first":
@@ -359,11 +362,12 @@ def survivors(folder: RunFolder) -> list[ServerEntry]:
     return [entry for entry in folder.state().servers if is_alive(entry)]
 
 
-async def end_survivor(entry: ServerEntry) -> str:
+async def end_survivor(folder: RunFolder, entry: ServerEntry) -> str:
     """Ends what lives of a server of an earlier tokenmill; says what cannot be ended, empty where all is gone."""
     # Where its main process is gone, the group's number may be a stranger's by now; the mark never is.
     group = entry.group if processes.alive(entry.process) else processes.NO_GROUP
     left = await processes.end_group(group, entry.nonce, grace_s=STOP_GRACE_S, verify_s=VERIFY_S)
+    shutil.rmtree(launch.tmp_folder(folder.path, entry.index), ignore_errors=True)
     return ", ".join(map(processes.describe, left))
 
 

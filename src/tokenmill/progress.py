@@ -24,6 +24,7 @@ class Progress:
         self.message = ""
         self.ledger: Ledger | None = None
         self._folder = folder
+        self._before = folder.status()
         self._view = view
         self._node: NodeStatus | None = None
         self._done: deque[tuple[float, int]] = deque(maxlen=WINDOW)
@@ -62,7 +63,9 @@ class Progress:
         self._view.show(status)
 
     def status(self) -> RunStatus:
-        counts = self.ledger.counts() if self.ledger else PromptCounts()
+        counts, labels = self._before.prompts if self._before else PromptCounts(), {}
+        if self.ledger is not None:
+            counts, labels = self.ledger.counts(), dict(self.ledger.labels)
         running = self.state in ("starting", "generating", "draining")
         servers = self._node.servers if self._node and running else ()
         tokens = self._node.tokens if self._node else 0
@@ -77,7 +80,7 @@ class Progress:
             slots_busy=round(self._busy / self._looks, 4) if self._looks else None,
             tokens=tokens,
             seconds=round(self._seconds, 1),
-            labels=dict(self.ledger.labels) if self.ledger else {},
+            labels=labels,
             message=self.message,
             updated=now(),
         )

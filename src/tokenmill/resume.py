@@ -43,7 +43,7 @@ async def resume(config: Config, folder: RunFolder, log: EventLog) -> Accounts:
     row = settings.of(config, model, await asyncio.to_thread(engine_version, config, engine))
     settings.guard(row, settings.read(folder.data))
     log.say("run", f"sampling: {settings.describe(settings.sampling(config, model))}")
-    for words in store.recover(folder.data):
+    for words in await asyncio.to_thread(store.recover, folder.data):
         log.say("store", words, "warn")
     path = Path(config.prompts.path)
     index = await asyncio.to_thread(prompts.scan, path, config.prompts.limit, _counting(log))

@@ -18,7 +18,7 @@ from tokenmill.checks.base import Context
 from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
 from tokenmill.doctor import examine, refuse
-from tokenmill.errors import GateError, TokenmillError
+from tokenmill.errors import GateError, TokenmillError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.explain import explain
 from tokenmill.folder import RunFolder, ServerEntry
@@ -39,6 +39,7 @@ class Interrupts:
     def __init__(self, config: Config, log: EventLog, progress: Progress) -> None:
         self.count = 0
         self.stop: Callable[[float | None], Awaitable[None]] | None = None
+        self.finishing = False
         self._drain = config.fleet.drain
         self._log = log
         self._progress = progress
@@ -47,6 +48,11 @@ class Interrupts:
     def interrupt(self, number: signal.Signals) -> None:
         """What a signal does: drain at the first, cut at the second."""
         self.count += 1
+        if self.finishing:
+            self._log.say(
+                "run", f"{number.name}: all that came is stored; sealing and the report take a moment", "warn"
+            )
+            return
         if self.stop is None:
             self._log.say("run", f"{number.name}: ends before generation", "warn")
             if self.count > 1:
@@ -97,6 +103,9 @@ async def run(order: Order, view: View) -> int:
                 return await _run(desk, order)
             except TokenmillError as error:
                 progress.state, progress.message = "failed", str(error)
+                if left := survivors(folder):
+                    words = f"{len(left)} servers of an earlier start go on"
+                    log.say("run", words, "warn", f"tokenmill down {folder.path}   ends them")
                 raise
             finally:
                 progress.publish()
@@ -116,16 +125,21 @@ async def _run(desk: Desk, order: Order) -> int:
         collector.check_cohorts()
         if accounts.ledger.counts().pending == 0:
             log.say("run", "every prompt has a record already")
-            await end_servers(folder, living, log)
-        elif collector.alarm is None and not desk.interrupts.count:
+            await _end_unneeded(desk, living, stopped=False)
+        elif collector.alarm is not None or desk.interrupts.count:
+            await _end_unneeded(desk, living, stopped=True)
+        else:
             trouble = await _generate(desk, collector, accounts, living)
     finally:
+        desk.interrupts.finishing = True
         finished = accounts.ledger.counts().pending == 0
         progress.state = "sealing" if finished else "stopping"
         progress.publish()
         await store.close(seal=finished)
     collector.check_cohorts()  # the last cohort's size is known by now
-    trouble = trouble or collector.failure or _gate_error(collector, accounts, desk, order.command)
+    trouble = trouble or collector.failure or await _gate_error(collector, accounts, desk, order.command)
+    if trouble is None and not finished and not desk.interrupts.count:
+        trouble = _prompts_gone(config, accounts)
     progress.state = "failed" if trouble else "done" if finished else "stopped"
     await _report(desk, accounts, trouble)
     if trouble is not None:
@@ -202,19 +216,32 @@ async def _watch(node: LocalNode, progress: Progress) -> None:
         await asyncio.sleep(STATUS_S)
 
 
-def _gate_error(collector: Collector, accounts: Accounts, desk: Desk, command: str) -> GateError | None:
+def _prompts_gone(config: Config, accounts: Accounts) -> UsageError:
+    pending = accounts.ledger.counts().pending
+    words = f"{pending:,} prompts were not found again in {config.prompts.path}: it changed while it was read"
+    return UsageError(words, fix="start it again: it goes on where it is")
+
+
+async def _gate_error(collector: Collector, accounts: Accounts, desk: Desk, command: str) -> GateError | None:
     if collector.alarm is None:
         return None
     if not collector.examples.by_label:
-        collector.examples.fill(desk.folder.data, accounts.rules)
+        await asyncio.to_thread(collector.examples.fill, desk.folder.data, accounts.rules)
     return GateError(explain(collector.alarm, collector.examples, desk.config, command))
+
+
+async def _end_unneeded(desk: Desk, living: list[ServerEntry], *, stopped: bool) -> None:
+    """Servers of an earlier start that this one has no use for, unless they are to be kept."""
+    keep = desk.config.fleet.keep_servers
+    if keep == "no" or (keep == "stopped" and not stopped):
+        await end_servers(desk.folder, living, desk.log)
 
 
 async def end_servers(folder: RunFolder, living: list[ServerEntry], log: EventLog) -> None:
     """Ends servers of an earlier life that nobody needs any more."""
     for entry in living:
         log.say("run", f"ends server {entry.index}, pid {entry.process.pid}, of an earlier start")
-        if left := await end_survivor(entry):
+        if left := await end_survivor(folder, entry):
             log.say("run", f"cannot be ended: {left}", "error")
     folder.write_servers((), keep=False)
 

@@ -1,4 +1,4 @@
-"""Journal → Parquet: python -m tokenmill.seal JOURNAL PART. Written aside, re-read and counted, synced, renamed.
+"""Journal → Parquet: python -m tokenmill.seal JOURNAL PART [FD]. Written aside, re-read and counted, synced, renamed.
 
 Rows are sorted by (row, sample, turn), of equal ones the newest first, so that an export in the prompts' order merges
 parts instead of sorting them.
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill.core.records import Record
-from tokenmill.store import is_whole, place_of, plain
+from tokenmill.store import is_whole, place_of, plain, sync_folder
 
 GROUP_BYTES, GROUP_ROWS = 4 << 20, 4096
 """Of a row group, as journal lines: it takes ten times as much in memory while it is made. Short rows are many to a
@@ -72,10 +72,13 @@ Row = TypeVar("Row")
 _decode = msgspec.json.Decoder(Record)
 
 
-def seal(journal: Path, part: Path) -> int:
-    """Returns the rows sealed. A line that is not whole goes to torn.bin beside the journal."""
-    with journal.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # whoever reads the folder waits, or the rows would be found twice or never
+def seal(journal: Path, part: Path, locked: int | None = None) -> int:
+    """Returns the rows sealed. A line that is not whole goes to torn.bin beside the journal.
+
+    `locked` is a descriptor of the journal that has its lock: nobody may write on into it meanwhile (store.recover).
+    """
+    with journal.open("rb") if locked is None else os.fdopen(locked, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         return _seal(file, journal, part)
 
 
@@ -103,9 +106,7 @@ def _seal(file: BinaryIO, journal: Path, part: Path) -> int:
     with aside.open("rb") as written:
         os.fsync(written.fileno())
     aside.rename(part)
-    folder = os.open(part.parent, os.O_RDONLY)
-    os.fsync(folder)
-    os.close(folder)
+    sync_folder(part.parent)
     journal.unlink()
     return len(places)
 
@@ -162,7 +163,7 @@ def _ids(raw: msgspec.Raw) -> "np.ndarray[Any, np.dtype[np.int32]] | None":
 def main(argv: list[str]) -> int:
     """Seals a journal at low priority."""
     os.nice(NICE)
-    seal(Path(argv[0]), Path(argv[1]))
+    seal(Path(argv[0]), Path(argv[1]), *map(int, argv[2:]))
     return 0
 
 

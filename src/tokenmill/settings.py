@@ -114,4 +114,4 @@ def keep(data: Path, row: Settings) -> None:
     """Appends a row, unless it stands there."""
     if all(old.id != row.id for old in read(data)):
         rows = [*read(data), row]
-        write_aside(data / "settings.jsonl", b"".join(msgspec.json.encode(kept) + b"\n" for kept in rows))
+        write_aside(data / "settings.jsonl", b"".join(msgspec.json.encode(kept) + b"\n" for kept in rows), sync=True)

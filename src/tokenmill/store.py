@@ -221,6 +221,7 @@ class Store:
         self._path = self._next
         self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._size = os.fstat(self._handle).st_size
+        sync_folder(self.data)
         self._next = self.data / f"journal-{number_of(self._path) + 1:06d}.jsonl"
 
     def _shut(self) -> None:
@@ -244,9 +245,20 @@ class Store:
     async def _seal(self, journal: Path) -> None:
         """By a process of its own at low priority: reading 128 MB back would hold the pump up for seconds."""
         command = [sys.executable, "-m", "tokenmill.seal", str(journal), str(part_of(journal))]
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, start_new_session=True
-        )
+        try:
+            with journal.open("rb") as file:
+                # Locked before it exists: were we killed now, the next start would write on into what it seals.
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                process = await asyncio.create_subprocess_exec(
+                    *(*command, str(file.fileno())),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stderr=asyncio.subprocess.PIPE,
+                    start_new_session=True,
+                    pass_fds=(file.fileno(),),
+                )
+        except OSError as error:
+            self._tell(f"{journal.name} could not be sealed and stays as it is: {error.strerror}", "warn")
+            return
         try:
             _, errors = await process.communicate()
         except asyncio.CancelledError:
@@ -269,6 +281,15 @@ class Store:
         if seal:
             for journal in journals(self.data):
                 await self._seal(journal)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder last through a power failure."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 class _GoneError(Exception):

@@ -70,7 +70,7 @@ def test_http_ports_jump_over_the_kernels_range() -> None:
 
 
 def test_a_machine_without_room_says_so() -> None:
-    with pytest.raises(PreflightError, match="no free ports for 50 servers from fleet.port = 64500 on"):
+    with pytest.raises(PreflightError, match=r"no free ports for 50 servers from fleet\.port = 64500 on"):
         ports.assign(64500, 50)
 
 
