@@ -290,7 +290,7 @@ def _farewell(folder: Any, code: int) -> None:
     counts = found.prompts
     verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
     speed = f" · {found.tokens:,} tokens in {duration(found.seconds)}, {found.tokens_per_s:,.0f} tok/s"
-    _say(f"{verdicts}, {counts.pending:,} pending{speed if found.tokens else ''}")
+    _say(f"{verdicts}, {counts.pending:,} pending{speed if found.seconds else ''}")
     _say(f"dataset  {folder.data}")
     _say(f"report   {folder.path / 'report.html'}")
     if code == 0:

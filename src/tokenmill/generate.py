@@ -200,9 +200,9 @@ class Pump:
 
     def _refused(self, lane: Lane, error: RequestError) -> None:
         """A server that is full lets something through now and then; one that never does is in trouble."""
-        moment = time.monotonic()
-        lane.refused_since = lane.refused_since or moment
-        if isinstance(error, BusyError) and moment - lane.refused_since > self.orders.patience_s:
+        moment = asyncio.get_running_loop().time()
+        since = lane.refused_since = moment if lane.refused_since is None else lane.refused_since
+        if isinstance(error, BusyError) and moment - since > self.orders.patience_s:
             lane.refused_since = None
             self._trouble(lane, error)
 

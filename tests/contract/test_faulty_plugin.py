@@ -33,7 +33,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return info
 
 
-@pytest.mark.parametrize("method", ["command", "phase", "stranger", "info", "load", "diagnose"])
+@pytest.mark.parametrize(
+    "method", ["command", "phase", "stranger", "info", "encode", "decode", "own_rendering", "load", "diagnose"]
+)
 def test_a_bug_in_a_plug_in_is_its_servers_failure(install: Path, tmp_path: Path, method: str) -> None:
     module = f"faulty_{method}"
     (install / "entry_points.txt").write_text(f"[tokenmill.engines]\nfaulty = {module}:Faulty\n")

@@ -77,6 +77,22 @@ def test_a_server_that_is_gone_is_reported_once_and_its_prompts_are_not_charged(
     play(scene())
 
 
+def test_a_server_that_only_says_it_is_full_is_in_trouble_after_a_while() -> None:
+    """A quota that is used up, a server that will never be done with shutting down."""
+
+    async def scene() -> None:
+        async with Scene() as made:
+            made.lane(0, fails(BusyError("HTTP 429: out of quota")), capacity=3)
+            made.pump.offer(prompts(6))
+            await asyncio.sleep(60.0)
+            assert made.troubles == []
+            await asyncio.sleep(60.0)
+            assert made.troubles == ["s0: HTTP 429: out of quota"]
+            assert made.pump.queued == 6
+
+    play(scene())
+
+
 def test_a_server_error_is_charged_and_the_prompt_goes_to_another_server() -> None:
     async def scene() -> None:
         async with Scene() as made:
