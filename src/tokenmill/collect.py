@@ -154,8 +154,7 @@ class Collector:
 
     def _count(self, record: Record) -> None:
         accounts = self._accounts
-        measured = (record.labels, record.reasoning_tokens, record.repetition, record.thinking)
-        verdict = judge.verdict(*measured, accounts.rules)
+        verdict, _ = judge.judged(record, accounts.rules)
         accounts.ledger.mark(record, verdict)
         if not PROMPT_FAULTS.isdisjoint(record.labels):
             self._unusable.update(record.labels)

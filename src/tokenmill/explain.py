@@ -33,8 +33,7 @@ class Examples:
     def fill(self, data: Path, rules: Rules) -> None:
         """Looks for examples among stored records: after a restart none has passed by yet."""
         for record in islice(dataset.records(data), LOOKED_AT):
-            measured = (record.labels, record.reasoning_tokens, record.repetition, record.thinking)
-            self.add(record, judge.effective_labels(*measured, rules))
+            self.add(record, judge.judged(record, rules)[1])
 
     def of(self, labels: list[str]) -> list[Record]:
         """Examples of these labels, the first label's first."""

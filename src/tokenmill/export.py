@@ -38,6 +38,5 @@ def export(folder: RunFolder, name: str, out: Path, rules: Rules, *, samples: in
 def accepted(data: Path, rules: Rules) -> Iterator[Record]:
     """The accepted records under these rules, in the prompts' order."""
     for record in dataset.records(data):
-        measured = (record.labels, record.reasoning_tokens, record.repetition, record.thinking)
-        if judge.verdict(*measured, rules) is Verdict.ACCEPTED:
+        if judge.judged(record, rules)[0] is Verdict.ACCEPTED:
             yield record

@@ -94,9 +94,8 @@ def _own_parts(path: Path) -> list[Path]:
 def _inspect_records(records: Iterable[Record], findings: _Findings) -> None:
     """A run's ended records: accepted, rejected and failed."""
     for record in records:
-        measured = (record.labels, record.reasoning_tokens, record.repetition, record.thinking)
-        labels = judge.effective_labels(*measured, findings.rules)
-        if judge.verdict(*measured, findings.rules) is Verdict.FAILED:
+        verdict, labels = judge.judged(record, findings.rules)
+        if verdict is Verdict.FAILED:
             findings.add(record.key, labels, record.error, None)
         else:
             findings.add(record.key, labels, record.text, record.output_tokens)

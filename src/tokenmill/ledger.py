@@ -80,8 +80,7 @@ class Ledger:
         if int(brief.digest, 16) != digest:
             found.changed.append(brief.key)
             return
-        labels = judge.effective_labels(brief.labels, brief.reasoning_tokens, brief.repetition, brief.thinking, rules)
-        verdict = judge.verdict_of(labels, rules)
+        verdict, labels = judge.judged(brief, rules)
         self._mark(row, brief.sample, verdict, labels, brief.output_tokens)
         gate.count(brief.cohort, verdict, labels)
         found.cohort = max(found.cohort, brief.cohort)

@@ -92,10 +92,6 @@ class TokenizerRenderer(Renderer):
             # The template wrote the special tokens: adding them again would double the first.
             return self._tokenizer(text, add_special_tokens=False)["input_ids"], text
 
-    def decode(self, ids: list[int]) -> str:
-        """The text of ids as engines give it: without special tokens."""
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
-
     async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
         ends = {*modelfiles.end_tokens(self._model), self._tokenizer.eos_token_id} - {None}
         close = self._tokenizer(CLOSE, add_special_tokens=False)["input_ids"]

@@ -147,10 +147,9 @@ class _Tally:
         self.first, self.last = float("inf"), 0.0
 
     def add(self, brief: Brief) -> None:
-        measured = (brief.labels, brief.reasoning_tokens, brief.repetition, brief.thinking)
-        verdict = judge.verdict(*measured, self.rules)
+        verdict, labels = judge.judged(brief, self.rules)
         self.verdicts[verdict] += 1
-        self.labels.update(judge.effective_labels(*measured, self.rules))
+        self.labels.update(labels)
         if verdict is Verdict.FAILED:
             return
         self.finish[brief.finish_reason] += 1
@@ -207,7 +206,7 @@ def _examples(folder: RunFolder, rules: Rules) -> list[Example]:
     good: list[Example] = []
     bad: list[Example] = []
     for record in islice(dataset.records(folder.data), EXAMPLES_FROM):
-        verdict = judge.verdict(record.labels, record.reasoning_tokens, record.repetition, record.thinking, rules)
+        verdict, _ = judge.judged(record, rules)
         chosen = good if verdict is Verdict.ACCEPTED else bad
         if len(chosen) < EXAMPLES:
             chosen.append(_example(record))

@@ -17,6 +17,7 @@ from tokenmill.errors import NoServerError, TokenmillError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.machine import processes
+from tokenmill.machine.logtail import LogTail
 from tokenmill.node import LocalNode, is_alive, survivors
 from tokenmill.progress import Progress
 from tokenmill.run import end_servers, preflight
@@ -165,33 +166,14 @@ def logs(folder: RunFolder, server: int | None, *, follow: bool, lines: int = 50
     paths = [path for path in paths if path.exists()]
     if not paths:
         raise UsageError(f"{folder.logs} holds no such log")
-    tails = {path: _Follower(path, lines) for path in paths}
-    while True:
-        for path, tail in tails.items():
-            number = path.stem.removeprefix("server-")
-            yield from (f"[{number}] {line}" for line in tail.read())
-        if not follow:
-            return
+    tails = {path.stem.removeprefix("server-"): LogTail(path) for path in paths}
+    for number, tail in tails.items():
+        found = tail.read() if follow else [*tail.read(), *tail.rest]
+        yield from (f"[{number}] {line}" for line in found[-lines:])
+    while follow:
         time.sleep(LOOK_S)
-
-
-class _Follower:
-    """A file's last lines first, then what is appended."""
-
-    def __init__(self, path: Path, lines: int) -> None:
-        self._path = path
-        self._first = lines
-        self._at = 0
-
-    def read(self) -> list[str]:
-        with self._path.open("rb") as file:
-            file.seek(self._at)
-            data = file.read()
-        self._at += len(data)
-        found = data.decode("utf-8", "replace").replace("\r", "\n").splitlines()
-        if self._first:
-            found, self._first = found[-self._first :], 0
-        return [line for line in found if line]
+        for number, tail in tails.items():
+            yield from (f"[{number}] {line}" for line in tail.read())
 
 
 def watch(folder: RunFolder, view: View, *, poll_s: float = 1.0) -> RunStatus:

@@ -1,6 +1,7 @@
 """What a completion is worth: thought and answer found, facts labelled, the verdict a pure function of both."""
 
 import random
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -20,6 +21,10 @@ CLOSED = Reading(thinking=True, opened=False)
 THOUGHT = "First I look at it from one side, then from the other."
 ANSWER = "It is forty-two."
 WORDS = "stone river window letter garden seven under bright morning cloud paper music winter bread glass".split()  # noqa: SIM905
+
+
+def verdict(labels: Sequence[str], tokens: int, ratio: float, thinking: bool, rules: Rules) -> Verdict:
+    return judge.verdict(judge.effective_labels(tuple(labels), tokens, ratio, thinking, rules), rules)
 
 
 def prose(words: int, seed: int = 0) -> str:
@@ -177,7 +182,7 @@ def test_a_thought_that_takes_it_all_counts_every_token() -> None:
     ],
 )
 def test_the_purpose_says_which_labels_reject(purpose: str, label: str, expected: Verdict) -> None:
-    assert judge.verdict([label], 100, 2.0, True, Rules(REJECT_FOR[purpose])) is expected
+    assert verdict([label], 100, 2.0, True, Rules(REJECT_FOR[purpose])) is expected
 
 
 def test_thresholds_judge_stored_measurements_anew() -> None:
@@ -186,8 +191,8 @@ def test_thresholds_judge_stored_measurements_anew() -> None:
     strict = Rules(min_reasoning_tokens=11, max_repetition=2.0)
     assert judge.effective_labels(stored, 10, 9.0, True, lenient) == ("truncated_in_answer",)
     assert set(judge.effective_labels(("truncated_in_answer",), 10, 9.0, True, strict)) == set(stored)
-    assert judge.verdict(stored, 10, 9.0, True, lenient) is Verdict.ACCEPTED
-    assert judge.verdict((), 10, 9.0, True, strict) is Verdict.REJECTED
+    assert verdict(stored, 10, 9.0, True, lenient) is Verdict.ACCEPTED
+    assert verdict((), 10, 9.0, True, strict) is Verdict.REJECTED
 
 
 def test_no_thought_is_too_short_even_where_none_is_asked_for() -> None:
@@ -198,5 +203,5 @@ def test_no_thought_is_too_short_even_where_none_is_asked_for() -> None:
 
 def test_a_failed_record_stays_failed_under_any_rules() -> None:
     rules = Rules(reject=frozenset(), min_reasoning_tokens=0)
-    assert judge.verdict(("aborted",), 0, 0.0, True, rules) is Verdict.FAILED
+    assert verdict(("aborted",), 0, 0.0, True, rules) is Verdict.FAILED
     assert judge.effective_labels(("aborted",), 0, 0.0, True, rules) == ("aborted",)

@@ -5,8 +5,10 @@ measurements whenever a verdict is asked for, so that [judge] may change in mid-
 """
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import msgspec
 
@@ -182,7 +184,7 @@ def _reasoning_tokens(completion: Completion, parts: Parts, reading: Reading) ->
 
 
 def effective_labels(
-    labels: tuple[str, ...] | list[str], reasoning_tokens: int, ratio: float, thinking: bool, rules: Rules
+    labels: Sequence[str], reasoning_tokens: int, ratio: float, thinking: bool, rules: Rules
 ) -> tuple[str, ...]:
     """The labels with the two threshold ones computed anew under these rules."""
     if not FAILURES.isdisjoint(labels):
@@ -195,15 +197,27 @@ def effective_labels(
     return tuple(kept)
 
 
-def verdict(
-    labels: tuple[str, ...] | list[str], reasoning_tokens: int, ratio: float, thinking: bool, rules: Rules
-) -> Verdict:
-    """Accepted, rejected or failed, under these rules."""
-    return verdict_of(effective_labels(labels, reasoning_tokens, ratio, thinking, rules), rules)
-
-
-def verdict_of(effective: tuple[str, ...], rules: Rules) -> Verdict:
-    """The same, of labels that are effective already."""
+def verdict(effective: tuple[str, ...], rules: Rules) -> Verdict:
+    """Accepted, rejected or failed, by labels that are effective under these rules."""
     if not FAILURES.isdisjoint(effective):
         return Verdict.FAILED
     return Verdict.ACCEPTED if rules.reject.isdisjoint(effective) else Verdict.REJECTED
+
+
+class Stored(Protocol):
+    """What was stored of a completion: a record or a brief of it."""
+
+    @property
+    def labels(self) -> Sequence[str]: ...
+    @property
+    def reasoning_tokens(self) -> int: ...
+    @property
+    def repetition(self) -> float: ...
+    @property
+    def thinking(self) -> bool: ...
+
+
+def judged(stored: Stored, rules: Rules) -> tuple[Verdict, tuple[str, ...]]:
+    """The verdict under these rules, and the labels that led to it."""
+    labels = effective_labels(stored.labels, stored.reasoning_tokens, stored.repetition, stored.thinking, rules)
+    return verdict(labels, rules), labels

@@ -32,8 +32,6 @@ class NodeStatus(msgspec.Struct, frozen=True):
     capacity: int = 0
     credits: int = 0
     tokens: int = 0
-    hopeless: bool = False
-    problem: str = ""
 
 
 class PromptCounts(msgspec.Struct, frozen=True):

@@ -159,9 +159,6 @@ class Engine(ABC):
     cache_variables: ClassVar[Mapping[str, str]] = {}
     """Variables that name a folder for compiled kernels → that folder's name in a server's own cache."""
 
-    health_is_proof: ClassVar[bool] = True
-    """Whether a healthy answer means that the engine behind it is at work; if not, only answers and tokens count."""
-
     @abstractmethod
     def command(self, spec: Spec) -> Launch:
         """How to start one server."""

@@ -136,7 +136,6 @@ class LlamaCpp(Engine):
         "port": "from fleet.port",
     }
     content_args = frozenset({"chat-template", "chat-template-file", "cache-type-k", "cache-type-v", "lora"})
-    health_is_proof = False
 
     def command(self, spec: Spec) -> Launch:
         program = spec.command or (spec.python or sys.executable, str(Path(__file__).with_name("llamacpp_server.py")))

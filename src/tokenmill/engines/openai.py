@@ -35,7 +35,6 @@ _ENGINE_DEAD = re.compile(r"EngineDeadError|EngineCore encountered|EngineGenerat
 class OpenAI(Engine):
     kind = "openai"
     renders = "chat"
-    health_is_proof = False
 
     def command(self, spec: Spec) -> Launch:
         names = {

@@ -126,7 +126,6 @@ class VLLM(Engine):
     content_args = frozenset(
         {"quantization", "dtype", "kv-cache-dtype", "load-format", "chat-template", "hf-overrides"}
     )
-    health_is_proof = False
 
     cache_variables = COMPILE_CACHES
 

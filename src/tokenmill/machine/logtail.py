@@ -13,12 +13,11 @@ MAX_READ = 1 << 20
 
 
 class LogTail:
-    """`grown` counts all bytes seen: a log that grows is evidence that its process lives."""
+    """`lines` are the last whole ones seen."""
 
     def __init__(self, path: Path, start: int = 0) -> None:
         self.path = path
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
-        self.grown = 0
         self._at = start
         self._rest = b""
 
@@ -36,16 +35,19 @@ class LogTail:
         except OSError:
             return []
         self._at += len(data)
-        self.grown += len(data)
         *whole, self._rest = re.split(rb"[\r\n]+", self._rest + data)
         lines = [line.decode("utf-8", "replace") for line in whole if line]
         self.lines.extend(lines)
         return lines
 
+    @property
+    def rest(self) -> list[str]:
+        """The half line at the end, if there is one: a dying process may not have ended it."""
+        return [self._rest.decode("utf-8", "replace")] if self._rest else []
+
     def tail(self) -> list[str]:
-        """The last lines, a half one at the end included: a dying process may not have ended it."""
-        rest = self._rest.decode("utf-8", "replace")
-        return [*self.lines, *([rest] if rest else [])]
+        """The last lines, a half one at the end included."""
+        return [*self.lines, *self.rest]
 
 
 def head(path: Path, start: int) -> str:
