@@ -69,7 +69,7 @@ def doctor(config: ConfigFile, setting: Set = None, as_json: AsJson = False, ski
     from tokenmill.checks.base import Context
     from tokenmill.doctor import examine
     from tokenmill.folder import RunFolder
-    from tokenmill.node import survivors
+    from tokenmill.leftovers import survivors
 
     loaded = _load(config, setting)
     folder = RunFolder(loaded.folder)

@@ -4,6 +4,7 @@
 be read is `unknown`, never `ok`. Nothing is changed and no model is loaded.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 
 from tokenmill.checks.base import Context, Finding
@@ -13,7 +14,10 @@ from tokenmill.checks.model import check_model
 from tokenmill.checks.output import check_output
 from tokenmill.checks.ports import check_ports
 from tokenmill.checks.prompts import check_prompts
+from tokenmill.config import Config
 from tokenmill.errors import PreflightError, UsageError
+from tokenmill.events import EventLog
+from tokenmill.folder import RunFolder, ServerEntry
 
 CHECKS: dict[str, Callable[[Context], Iterator[Finding]]] = {
     "prompts": check_prompts,
@@ -44,3 +48,14 @@ def refuse(findings: list[Finding]) -> None:
     if failures:
         words = [f"{f.check}: {f.message}" + (f"\n      fix: {f.fix}" if f.fix else "") for f in failures]
         raise PreflightError("the run cannot start:\n  " + "\n  ".join(words))
+
+
+async def preflight(
+    config: Config, folder: RunFolder, living: list[ServerEntry], log: EventLog, skip: tuple[str, ...] = ()
+) -> None:
+    """The doctor's findings, told; raises PreflightError where one of them is a `fail`."""
+    findings = await asyncio.to_thread(examine, Context(config, folder, living), skip)
+    for finding in findings:
+        if finding.level in ("warn", "unknown"):
+            log.say("doctor", f"{finding.check}: {finding.message}", "warn", finding.fix)
+    refuse(findings)

@@ -14,6 +14,9 @@ from tokenmill.core.records import Record
 SHOWN = 3
 SHOWN_CHARS = 300
 
+MARGIN = 0.05
+"""Above the share that was seen: later cohorts differ a little."""
+
 LOOKED_AT = 2000
 """Stored records among which examples are looked for, a few seconds of reading: what stops a run is not rare."""
 
@@ -58,7 +61,7 @@ def explain(alarm: Alarm, examples: Examples, config: Config, command: str) -> s
     cause = likely_cause(worst[0] if worst else "", config)
     if cause:
         lines.append(f"  likely cause: {cause}")
-    share = min(1.0, round(alarm.bad / max(alarm.ended, 1) + 0.05, 2))
+    share = min(1.0, round(alarm.bad / max(alarm.ended, 1) + MARGIN, 2))
     lines.append(f"  to go on nevertheless: {command} --set {key}={share:g}")
     return "\n".join(lines)
 

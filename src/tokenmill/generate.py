@@ -34,6 +34,7 @@ BROKEN_IN_ROW = 3
 attempts of a prompt, or a sick server that is alone would use them up."""
 
 ABORT_TIMEOUT_S = 5.0
+"""A page that needs no engine; a server that does not even give it is found out by its supervisor."""
 
 LOOKAHEAD = 16
 """Prompts a node holds beyond its slots, at least: the time until the next offer."""

@@ -28,8 +28,11 @@ SHORT_MASK = 16
 """Supervised tokens below which a row teaches next to nothing: an empty thought, "OK." and the end token are 6."""
 
 FAIL_SHARE, WARN_SHARE = 0.2, 0.05
+"""Of rows with a fault: what [gate] allows of rejected and of failed ones by default."""
+
 EXAMPLES = 3
 EXAMPLE_CHARS = 300
+
 BOUNDS = (0, 1, 8, 16, 64, 256, 1024, 2048, 4096, 8192, 1 << 30)
 
 

@@ -23,6 +23,7 @@ PENDING, ACCEPTED, REJECTED, FAILED, NOT_ASKED = 0, 1, 2, 3, 4
 _CODES = {Verdict.ACCEPTED: ACCEPTED, Verdict.REJECTED: REJECTED, Verdict.FAILED: FAILED}
 
 BATCH = 8192
+"""Briefs matched at once: numpy's search costs less than the Python around it from here on; 5 MB."""
 
 
 @dataclass

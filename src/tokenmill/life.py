@@ -41,6 +41,8 @@ MEMBERS_S = 15.0
 """How often the members of its group are counted anew: that reads all of /proc."""
 
 IDENTITY_TIMEOUT_S = 5.0
+"""A page that needs no engine comes in milliseconds; a loaded Python server may hold its loop for seconds."""
+
 HEALTH_TIMEOUT_S = 30.0
 """SGLang's own health check takes up to 20 s before it says no."""
 

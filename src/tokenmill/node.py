@@ -6,7 +6,6 @@ with it, but for servers that are meant to be kept.
 
 import asyncio
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -26,12 +25,13 @@ from tokenmill.events import Event, now
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Pump
 from tokenmill.launch import Place
-from tokenmill.life import VERIFY_S, Job, cache_folder, spec_for
+from tokenmill.leftovers import end_survivor
+from tokenmill.life import Job, cache_folder, spec_for
 from tokenmill.machine import gpus, ports, processes
 from tokenmill.render import Renderer, renderer_for
 from tokenmill.settings import sampling
 from tokenmill.stage import stage
-from tokenmill.supervise import STOP_GRACE_S, Supervisor
+from tokenmill.supervise import Supervisor
 
 OPEN_FILES = 65536
 """The limit we ask for: 16 servers with 256 requests each, many times over."""
@@ -47,7 +47,10 @@ MOST_UNTAKEN = 64
 hundreds of answers at once would double the memory of a run."""
 
 RESULTS_WAIT_S = 1.0
+"""An empty answer after so long: whoever asks can look at credits and at the end meanwhile."""
+
 WATCH_S = 0.25
+"""Between two looks at the fleet as a whole."""
 
 
 class LocalNode:
@@ -299,7 +302,7 @@ class LocalNode:
 
     # -- launching ---------------------------------------------------------------------------------------------------
     async def _launch(self) -> None:
-        """Adopts what lives, then starts the rest as `stagger` says: compile caches and page cache warm up once."""
+        """Adopts what lives, then starts the rest as `stagger` says: the first warms the page cache for the others."""
         waiting = []
         for supervisor in self.supervisors:
             if supervisor.entry is not None:
@@ -355,24 +358,3 @@ class LocalNode:
 def _taken(where: ports.Ports) -> Iterator[int]:
     yield where.http
     yield from range(where.internal, where.internal + ports.BLOCK)
-
-
-def survivors(folder: RunFolder) -> list[ServerEntry]:
-    """The servers of a run folder of which any process still lives."""
-    return [entry for entry in folder.state().servers if is_alive(entry)]
-
-
-async def end_survivor(folder: RunFolder, entry: ServerEntry) -> str:
-    """Ends what lives of a server of an earlier tokenmill; says what cannot be ended, empty where all is gone."""
-    # Where its main process is gone, the group's number may be a stranger's by now; the mark never is.
-    group = entry.group if processes.alive(entry.process) else processes.NO_GROUP
-    left = await processes.end_group(group, entry.nonce, grace_s=STOP_GRACE_S, verify_s=VERIFY_S)
-    shutil.rmtree(launch.tmp_folder(folder.path, entry.index), ignore_errors=True)
-    return ", ".join(map(processes.describe, left))
-
-
-def is_alive(entry: ServerEntry) -> bool:
-    """Whether any process of a launched server still lives, its main one or one it left behind."""
-    if entry.process.boot != processes.boot_id():
-        return False
-    return processes.alive(entry.process) or bool(processes.members(processes.NO_GROUP, entry.nonce))

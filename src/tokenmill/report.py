@@ -110,7 +110,7 @@ def build(folder: RunFolder, rules: Rules, total: int, trouble: str = "") -> Rep
         verdict = f"Stopped: {trouble.splitlines()[0]}"
     elif ended < total or not total:
         verdict = f"Unfinished: {ended:,} of {total:,} completions have a record."
-        command = f"tokenmill run {folder.config}   goes on\n{command}"
+        command = f"tokenmill run CONFIG   goes on\n{command}"
     else:
         verdict = f"Done: {accepted:,} of {total:,} completions are accepted, {_percent(accepted, total)}."
     rows = settings.read(folder.data)

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import tomli_w
 
 from tokenmill import report
-from tokenmill.checks.base import Context
 from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
-from tokenmill.doctor import examine, refuse
+from tokenmill.doctor import preflight
 from tokenmill.errors import GateError, TokenmillError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.explain import explain
 from tokenmill.folder import RunFolder, ServerEntry
-from tokenmill.node import LocalNode, end_survivor, survivors
+from tokenmill.leftovers import end_servers, survivors
+from tokenmill.node import LocalNode
 from tokenmill.progress import Progress
 from tokenmill.resume import Accounts, resume
 from tokenmill.store import Store
@@ -160,17 +160,6 @@ async def _report(desk: Desk, accounts: Accounts, trouble: TokenmillError | None
         desk.log.say("report", words, "warn", f"tokenmill report {folder.path}")
 
 
-async def preflight(
-    config: Config, folder: RunFolder, living: list[ServerEntry], log: EventLog, skip: tuple[str, ...] = ()
-) -> None:
-    """The doctor's findings, told; raises PreflightError where one of them is a `fail`."""
-    findings = await asyncio.to_thread(examine, Context(config, folder, living), skip)
-    for finding in findings:
-        if finding.level in ("warn", "unknown"):
-            log.say("doctor", f"{finding.check}: {finding.message}", "warn", finding.fix)
-    refuse(findings)
-
-
 async def _generate(
     desk: Desk, collector: Collector, accounts: Accounts, living: list[ServerEntry]
 ) -> TokenmillError | None:
@@ -235,15 +224,6 @@ async def _end_unneeded(desk: Desk, living: list[ServerEntry], *, stopped: bool)
     keep = desk.config.fleet.keep_servers
     if keep == "no" or (keep == "stopped" and not stopped):
         await end_servers(desk.folder, living, desk.log)
-
-
-async def end_servers(folder: RunFolder, living: list[ServerEntry], log: EventLog) -> None:
-    """Ends servers of an earlier life that nobody needs any more."""
-    for entry in living:
-        log.say("run", f"ends server {entry.index}, pid {entry.process.pid}, of an earlier start")
-        if left := await end_survivor(folder, entry):
-            log.say("run", f"cannot be ended: {left}", "error")
-    folder.write_servers((), keep=False)
 
 
 @contextmanager

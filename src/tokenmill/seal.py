@@ -25,8 +25,10 @@ GROUP_BYTES, GROUP_ROWS = 4 << 20, 4096
 group, or the file's footer would outweigh them."""
 
 VERIFY_ROWS = 64
+"""Read back at once: 8,000-token rows take 6 MB in Arrow's own form."""
 
 NICE = 10
+"""Half-way down: sealing has hours, the pump has milliseconds."""
 
 _IDS = pa.list_(pa.int32())
 

@@ -13,17 +13,22 @@ from tokenmill import events
 from tokenmill.config import Config
 from tokenmill.core.server import SERVING
 from tokenmill.core.status import PromptCounts, RunStatus, ServerStatus
+from tokenmill.doctor import preflight
 from tokenmill.errors import NoServerError, TokenmillError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.folder import RunFolder, ServerEntry
+from tokenmill.leftovers import end_servers, is_alive, survivors
 from tokenmill.machine import processes
 from tokenmill.machine.logtail import LogTail
-from tokenmill.node import LocalNode, is_alive, survivors
+from tokenmill.node import LocalNode
 from tokenmill.progress import Progress
-from tokenmill.run import end_servers, preflight
 from tokenmill.view import View
 
 LOOK_S = 0.5
+"""Between two looks at a file or at a state, for a person who waits."""
+
+APART_S = 0.2
+"""Between two signals: two at once arrive as one."""
 
 
 async def up(config: Config, view: View) -> int:
@@ -148,11 +153,11 @@ def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
         view.say(f"asks tokenmill {owner.command}, pid {owner.process.pid}, to {how} and exit")
         os.kill(owner.process.pid, signal.SIGTERM)
         if now:
-            time.sleep(0.2)  # two signals at once arrive as one
+            time.sleep(APART_S)
             if processes.alive(owner.process):
                 os.kill(owner.process.pid, signal.SIGTERM)
         while processes.alive(owner.process):
-            time.sleep(LOOK_S / 5)
+            time.sleep(LOOK_S)
     living = survivors(folder)
     if living:
         with folder.own("down"):

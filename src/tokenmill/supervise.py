@@ -38,6 +38,7 @@ WEIGHTS_LOADED = 60.0
 """Percent at which every engine's phase table says that the weights are in memory."""
 
 RATE_WINDOW_S = 60.0
+"""Tokens a second are of the last minute: answers of 8,000 tokens come in lumps."""
 
 UNWATCHED_S = 1.0
 """Between two looks, which come every LOOK_S: in a gap so long tokenmill itself did not run."""

@@ -13,7 +13,8 @@ from tests.conftest import write_prompts
 from tests.harness import Case, assert_whole
 from tokenmill import configfile
 from tokenmill.errors import PreflightError
-from tokenmill.node import LocalNode, survivors
+from tokenmill.leftovers import survivors
+from tokenmill.node import LocalNode
 
 KEYS = {f"p{n}" for n in range(40)}
 
