@@ -10,7 +10,7 @@ import pytest
 
 from tests.chaos.conftest import Command
 from tests.conftest import write_prompts
-from tests.harness import Case, assert_whole
+from tests.harness import Case, assert_whole, wait_until
 from tokenmill import configfile
 from tokenmill.errors import PreflightError
 from tokenmill.leftovers import survivors
@@ -25,6 +25,7 @@ def _killed(case: Case, gate: dict[str, float] | None = None, **flags: object) -
     case.write(gate=gate or {})
     process = case.start()
     case.until_done(8, process)
+    wait_until(lambda: (known := case.run_folder.status()) and known.prompts.total == len(KEYS), process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     pids = set(case.server_pids().values())

@@ -188,7 +188,7 @@ def _interrupt(terminal: Terminal, how: str) -> None:
 
 # -- one owner ---------------------------------------------------------------------------------------------------------
 def test_a_detached_run_is_watched_to_its_end_and_a_second_start_harms_nothing(case: Case, tokenmill: Command) -> None:
-    log = _slow(case, 250)
+    log = _slow(case, 700)
     assert case.wait(case.command("run", str(case.config), "--detach")) == 0, case.output()
     assert len(answered_prompts(log)) > 0, "it returns once generation has begun"
     owner = case.run_folder.owner()
