@@ -92,6 +92,10 @@ class TokenizerRenderer(Renderer):
             # The template wrote the special tokens: adding them again would double the first.
             return self._tokenizer(text, add_special_tokens=False)["input_ids"], text
 
+    def count(self, messages: msgspec.Raw, tools: msgspec.Raw) -> int:
+        """The tokens of a rendered prompt; raises PluginError where the template refuses the messages."""
+        return len(self._ids(messages, tools)[0])
+
     def decode(self, ids: list[int]) -> str:
         """The text of ids as engines give it: without special tokens."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))

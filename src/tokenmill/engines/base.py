@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from tokenmill.core.capacity import Limits
+from tokenmill.core.capacity import Forecast, Given, Limits
 from tokenmill.core.records import NULL, Completion
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.errors import BrokenError
@@ -156,6 +156,9 @@ class Engine(ABC):
     content_args: ClassVar[frozenset[str]] = frozenset()
     """Flags that change what the model writes: a run is not continued with others."""
 
+    context_flag: ClassVar[str] = ""
+    """The flag that sets how many tokens prompt and output may have together, where it means one request."""
+
     cache_variables: ClassVar[Mapping[str, str]] = {}
     """Variables that name a folder for compiled kernels → that folder's name in a server's own cache."""
 
@@ -177,6 +180,10 @@ class Engine(ABC):
     @abstractmethod
     def info(self, spec: Spec, page: bytes, log: str = "") -> ServerInfo:
         """What a running server can do, from its info page, and from its log where only that tells."""
+
+    def forecast(self, given: Given) -> Forecast:
+        """What `info` will tell once a server runs, by the engine's own rule; nothing where that is not known."""
+        return Forecast()
 
     @abstractmethod
     def encode(

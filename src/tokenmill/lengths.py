@@ -1,0 +1,94 @@
+"""How long prompts are, in tokens: of a sample spread evenly over the set, by the model's own tokenizer where it can be
+had. Reads the set once, as bytes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from tokenmill import prompts, rows
+from tokenmill.errors import BadPromptError, PluginError, PreflightError
+from tokenmill.render import TokenizerRenderer
+
+SAMPLED = 256
+"""Rows of the sample, up to twice as many: enough for a percentile, a second for the tokenizer."""
+
+BYTES_A_TOKEN = 4
+"""Where no tokenizer can be had: English prose has 4 to 4.5 bytes a token, code and other languages fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """`total` are the set's rows (at most the limit), `rows` some of them, evenly spread."""
+
+    total: int
+    rows: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of the sample's prompts, ascending, rows that cannot be used left out; `how` says what counted them."""
+
+    tokens: tuple[int, ...]
+    how: str
+
+    @property
+    def mean(self) -> float:
+        return sum(self.tokens) / max(1, len(self.tokens))
+
+    def percentile(self, percent: float) -> int:
+        return int(np.percentile(self.tokens, percent)) if self.tokens else 0
+
+
+def sample(path: Path, limit: int = 0) -> Sample:
+    """Every k-th row, k as large as it must be; raises UsageError where the set cannot be read."""
+    total, step = 0, 1
+    taken: list[bytes] = []
+    for file in rows.files(path):
+        for _, block in rows.blocks(file, prompts.COLUMNS):
+            for data in block:
+                if not data or data.isspace():
+                    continue
+                if total % step == 0:
+                    taken.append(data)
+                    if len(taken) == 2 * SAMPLED:
+                        taken, step = taken[::2], step * 2
+                total += 1
+                if total == limit:
+                    return Sample(total, tuple(taken))
+    return Sample(total, tuple(taken))
+
+
+def measure(found: Sample, model: Path | None, *, thinking: bool) -> Lengths:
+    """By the tokenizer and template in the model's folder, else by bytes, and says so."""
+    usable = [parts for data in found.rows if (parts := _messages(data)) is not None]
+    if model is not None and model.is_dir():
+        try:
+            renderer = TokenizerRenderer(model, thinking)
+            return Lengths(tuple(sorted(_counted(renderer, usable))), "by the model's tokenizer")
+        except (PreflightError, PluginError) as error:
+            why = str(error)
+    else:
+        why = "the model has no tokenizer that can be read here"
+    sizes = sorted(-(-len(bytes(messages)) // BYTES_A_TOKEN) for messages, _ in usable)
+    return Lengths(tuple(sizes), f"bytes ÷ {BYTES_A_TOKEN}: {why}")
+
+
+def _messages(data: bytes) -> tuple[msgspec.Raw, msgspec.Raw] | None:
+    try:
+        return prompts.messages(data)
+    except BadPromptError:
+        return None  # becomes a failed record; doctor's prompts check counts them
+
+
+def _counted(renderer: TokenizerRenderer, usable: Sequence[tuple[msgspec.Raw, msgspec.Raw]]) -> list[int]:
+    found = []
+    for messages, tools in usable:
+        try:
+            found.append(renderer.count(messages, tools))
+        except PluginError:
+            continue  # the template refuses this one: a failed record, too
+    return found
