@@ -1,7 +1,7 @@
 """What a server will be able to do, foretold before it starts: brings an engine's rule all that it needs to know.
 
-Reads the model's config.json and the sizes of its weights; starts nothing. What cannot be read is left out, and the rule
-says less.
+Reads the model's config.json and the sizes of its weights; starts nothing. What cannot be read is left out, and the
+rule says less.
 """
 
 from collections.abc import Sequence
