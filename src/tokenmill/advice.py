@@ -16,6 +16,10 @@ FATAL, LOSING, CUTTING = 1e9, 1.05, 1.2
 longest completions are cut short."""
 
 
+WORTH = 1.1
+"""Times as many requests at once that make a change worth telling."""
+
+
 @dataclass(frozen=True, slots=True)
 class Situation:
     """What a plan has found: `running` requests at once on each of `servers`; `cards` may be used."""
@@ -52,7 +56,7 @@ def levers(found: Situation) -> Iterator[Change]:
         known = replace(found.given, args={**found.given.args, **lever})
         then = foretelling.forecast(found.engine, known)
         count, _ = in_flight(then.limits, known.asked, tokens_of_one(known.max_tokens, then.context))
-        if then.trouble or then.doubt or count <= found.running:
+        if then.trouble or then.doubt or count < found.running * WORTH:
             continue
         flags = " and ".join(f"{name} = {_toml(value)}" for name, value in lever.items())
         words = f"engine.args {flags}: {count:,} requests at once per server instead of {found.running:,}"
@@ -90,7 +94,7 @@ def _disk(found: Situation) -> Iterator[Change]:
 
 def _context(found: Situation) -> Iterator[Change]:
     """A context that leaves the longest prompts fewer than max_tokens."""
-    context, flag, wanted = found.forecast.context, found.engine.context_flag, found.given.max_tokens
+    context, flag, wanted = found.forecast.context, found.forecast.context_flag, found.given.max_tokens
     if context is None or found.prompts is None or not found.prompts.tokens or not flag:
         return
     long = found.prompts.percentile(99)
@@ -98,14 +102,12 @@ def _context(found: Situation) -> Iterator[Change]:
     most = found.given.shape.context if found.given.shape else None
     if need > context and (most is None or need <= most):
         left = max(0, context - found.forecast.reserve - long)
-        words = (
-            f"engine.args {flag} = {need}: a prompt of {long:,} tokens (p99) leaves {left:,} of max_tokens {wanted:,}"
-        )
-        yield Change(CUTTING, words)
+        words = f"engine.args {flag} = {need}: all of max_tokens {wanted:,} for a prompt of {long:,} tokens (p99)"
+        yield Change(CUTTING, f"{words}, which leaves {left:,} now")
 
 
 def _copy(found: Situation) -> Iterator[Change]:
-    every = found.config.output.model_dump().get("copy_every")
+    every = dict(found.config.output).get("copy_every")
     if every and lost_with_the_machine_s(found.config) is None:
         cost = f"losing the machine then costs {every / 60:.0f} min of work instead of all"
         yield Change(LOSING, f"output.copy_to = a folder that outlives the machine: {cost}")
@@ -113,5 +115,5 @@ def _copy(found: Situation) -> Iterator[Change]:
 
 def lost_with_the_machine_s(config: Config) -> float | None:
     """Seconds of work that a lost machine costs at most; None where nothing is copied from it, so that all is lost."""
-    output = config.output.model_dump()
+    output = dict(config.output)
     return float(output["copy_every"]) if output.get("copy_to") else None

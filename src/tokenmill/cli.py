@@ -98,18 +98,14 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Tell what this run will take: servers, requests at once, tokens, hours, disk, and what limits them."""
-    from tokenmill.machine import gpus
     from tokenmill.plan import build
     from tokenmill.planpage import lines
 
-    loaded = _load(config, setting)
-    uses_gpus = loaded.fleet.gpus != "none" and not loaded.engine.addresses
-    found = build(loaded, gpus.read() if uses_gpus else None, tokens_per_s)
+    found = build(_load(config, setting), tokens_per_s=tokens_per_s)
     if as_json:
         _print_json(found)
     else:
-        for line in lines(found):
-            typer.echo(line)
+        typer.echo("\n".join(lines(found)))
 
 
 @app.command()

@@ -102,12 +102,12 @@ class _Work:
 
 
 def build(config: Config, cards: Sequence[Gpu] | None = None, tokens_per_s: float | None = None) -> Plan:
-    """`cards` are the machine's GPUs, None where the run uses none; `tokens_per_s` of all servers together, if known.
-
-    Raises PreflightError where the cards are not as the config asks.
+    """`cards` are the machine's GPUs, read where the run uses some and they are not given; `tokens_per_s` is of all
+    servers together, if it is known. Raises PreflightError where the cards are not as the config asks.
     """
     engine: Engine = plugins.load("engines", config.engine.kind)()
-    chosen = None if cards is None else gpus.choose(cards, config.fleet.gpus)
+    uses_gpus = config.fleet.gpus != "none" and not config.engine.addresses
+    chosen = gpus.choose(gpus.read() if cards is None else cards, config.fleet.gpus) if uses_gpus else None
     places = launch.places(config, chosen)
     notes: list[str] = []
     known = foretelling.given(config, chosen, _version(config, engine, notes))
@@ -162,7 +162,7 @@ def _version(config: Config, engine: Engine, notes: list[str]) -> str:
     try:
         return launch.engine_version(config, engine)
     except PreflightError as error:
-        notes.append(f"{error}: the newest rule that the flags fit is taken")
+        notes.append(f"{error}; so its version is not known")
         return ""
 
 

@@ -88,13 +88,15 @@ class Given:
 class Forecast:
     """What a server will say of itself once it runs, as far as that can be known before.
 
-    `context` are the tokens of prompt and output together, `reserve` those of them that no request may use. `trouble`
+    `context` are the tokens of prompt and output together, `context_flag` what sets them where that means one request,
+    `reserve` those of them that no request may use. `trouble`
     says why it cannot start, `doubt` why it may not, by an estimate; `levers` are sets of flags that may let it run
     more, each to be judged by another forecast.
     """
 
     limits: Limits = field(default_factory=Limits)
     context: int | None = None
+    context_flag: str = ""
     reserve: int = 0
     trouble: str = ""
     doubt: str = ""
@@ -166,7 +168,8 @@ def vllm(given: Given) -> Forecast:
     running, why = min(found)
     good = None if most else min(own, VLLM_USUAL)
     levers = tuple(_vllm_levers(given, running, kv, context))
-    return Forecast(Limits(running, why, kv, good, "vLLM's usual max-num-seqs"), context, 0, "", doubt, levers)
+    limits = Limits(running, why, kv, good, "vLLM's usual max-num-seqs")
+    return Forecast(limits, context, "max-model-len", doubt=doubt, levers=levers)
 
 
 VLLM_USUAL = 256

@@ -78,6 +78,7 @@ def sglang(given: Given) -> Forecast:
     return Forecast(
         limits=Limits(running, why, kv or None, graph, "the largest batch captured as a graph"),
         context=sizes.context,
+        context_flag="context-length",
         reserve=reserve,
         trouble=trouble,
         doubt=doubt,
@@ -175,18 +176,26 @@ def _states(given: Given, sizes: _Sizes) -> int | None:
     if given.args.get("disable-radix-cache") and sizes.most:
         return sizes.most
     share = given.real("mamba-full-memory-ratio") or STATE_SHARE
-    return max(0, int((sizes.room - _draft_states(sizes)) * share / (1 + share)) // sizes.state)
+    share /= 1 + share
+    if not given.at_least(0, 5, 23):
+        return max(0, int((sizes.room - _draft_states(given, sizes, None)) * share) // sizes.state)
+    # With a state of padding, and the drafts' states out of the same share (0.5.23, …configurator.py:3349-3370)
+    left = int(sizes.room * share) - sizes.state * (1 + sizes.drafts)
+    return max(0, int(left / (sizes.state * (1 + sizes.drafts / sizes.slots))))
 
 
-def _draft_states(sizes: _Sizes) -> int:
-    """Bytes for the states of drafts that may yet be refused."""
-    return sizes.state * (sizes.most or 0) * sizes.drafts
+def _draft_states(given: Given, sizes: _Sizes, states: int | None) -> int:
+    """Bytes for the states of drafts that may yet be refused; 0.5.23 counts those that can run, and one of padding."""
+    requests = sizes.most or 0
+    if sizes.slots and states is not None and given.at_least(0, 5, 23):
+        requests = min(requests, states // sizes.slots) + 1
+    return sizes.state * requests * sizes.drafts
 
 
 def _kv_tokens(given: Given, sizes: _Sizes, states: int | None) -> int | None:
     if sizes.room is None or not sizes.cell:
         return None
-    left = max(0, sizes.room - _draft_states(sizes) - (states or 0) * sizes.state)
+    left = max(0, sizes.room - _draft_states(given, sizes, states) - (states or 0) * sizes.state)
     held = left // sizes.cell
     asked = given.number("max-total-tokens")
     return min(held, asked) if asked else held

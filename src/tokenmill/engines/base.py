@@ -1,7 +1,6 @@
 """What tokenmill needs to know of an inference engine. Pure: text and bytes in, values out.
 
-A new engine is one file with a subclass of Engine and a line in plugins.py (or an entry point of group
-`tokenmill.engines`); tests/contract holds it to this page.
+A new engine is a subclass in a file and a line in plugins.py (or an entry point); tests/contract holds it to this page.
 """
 
 import json
@@ -155,9 +154,6 @@ class Engine(ABC):
 
     content_args: ClassVar[frozenset[str]] = frozenset()
     """Flags that change what the model writes: a run is not continued with others."""
-
-    context_flag: ClassVar[str] = ""
-    """The flag that sets how many tokens prompt and output may have together, where it means one request."""
 
     cache_variables: ClassVar[Mapping[str, str]] = {}
     """Variables that name a folder for compiled kernels → that folder's name in a server's own cache."""
@@ -380,7 +376,6 @@ COMMON_RULES: tuple[Rule, ...] = (
     ),
     (r"Permission denied", FailureKind.CONFIG, "a file may not be read or run", ""),
 )
-
 
 TRACEBACK = "Traceback (most recent call last):"
 

@@ -247,7 +247,6 @@ class SGLang(Engine):
         }
     )
 
-    context_flag = "context-length"
     cache_variables = COMPILE_CACHES
 
     def command(self, spec: Spec) -> Launch:

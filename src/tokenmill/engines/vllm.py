@@ -126,7 +126,6 @@ class VLLM(Engine):
     )
     health_is_proof = False
 
-    context_flag = "max-model-len"
     cache_variables = COMPILE_CACHES
 
     def command(self, spec: Spec) -> Launch:
