@@ -58,8 +58,8 @@ def levers(found: Situation) -> Iterator[Change]:
         count, _ = in_flight(then.limits, known.asked, tokens_of_one(known.max_tokens, then.context))
         if then.trouble or then.doubt or count < found.running * WORTH:
             continue
-        flags = " and ".join(f"{name} = {_toml(value)}" for name, value in lever.items())
-        words = f"engine.args {flags}: {count:,} requests at once per server instead of {found.running:,}"
+        flags = " and ".join(f"engine.args.{name} = {_toml(value)}" for name, value in lever.items())
+        words = f"{flags}: {count:,} requests at once per server instead of {found.running:,}"
         if any(normal(name) in found.engine.content_args for name in lever):
             words += "; it changes what the model writes, so it is for a new run"
         yield Change(count / found.running, words)
@@ -102,7 +102,7 @@ def _context(found: Situation) -> Iterator[Change]:
     most = found.given.shape.context if found.given.shape else None
     if need > context and (most is None or need <= most):
         left = max(0, context - found.forecast.reserve - long)
-        words = f"engine.args {flag} = {need}: all of max_tokens {wanted:,} for a prompt of {long:,} tokens (p99)"
+        words = f"engine.args.{flag} = {need}: all of max_tokens {wanted:,} for a prompt of {long:,} tokens (p99)"
         yield Change(CUTTING, f"{words}, which leaves {left:,} now")
 
 

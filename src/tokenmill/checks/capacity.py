@@ -95,7 +95,7 @@ def _lengths(context: Context, found: Forecast, room: int) -> Iterator[Finding]:
 def _raise(flag: str, to: int = 0) -> str:
     if not flag:
         return "a larger context, or a smaller generation.max_tokens"
-    return f"engine.args {flag}{f' = {to}' if to else ''}, or a smaller generation.max_tokens"
+    return f"engine.args.{flag}{f' = {to}' if to else ''}, or a smaller generation.max_tokens"
 
 
 def _prompts(context: Context) -> Lengths | None:
