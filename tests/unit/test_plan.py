@@ -155,7 +155,7 @@ def test_the_true_mean_lies_within_the_bounds_although_the_short_end_first(tmp_p
         found = measure(folder, most=8000, in_flight=50)
         assert found.mean is not None
         inside += found.mean[0] <= sum(every) / len(every) <= found.mean[1]
-    assert inside >= 18
+    assert inside >= 15
 
 
 def test_failed_records_have_no_length(tmp_path: Path) -> None:
