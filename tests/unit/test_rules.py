@@ -1,4 +1,4 @@
-"""The engines' own rules by example, and laws that hold for any config; tests/contract/test_forecast.py has real ones."""
+"""The engines' own rules by example, and laws that hold for any config. Real engines are in tests/contract."""
 
 from dataclasses import replace
 from typing import Any
