@@ -114,7 +114,7 @@ def build(config: Config, cards: Sequence[Gpu] | None = None, tokens_per_s: floa
     found = foretelling.forecast(engine, known)
     running, limit = in_flight(found.limits, known.asked, tokens_of_one(known.max_tokens, found.context))
     notes += [words for words in (found.trouble, found.doubt) if words]
-    if known.shape is None and engine.package:
+    if known.shape is None and engine.package and not Path(config.model.path).is_file():
         notes.append(f"the model's config.json cannot be read at {config.model.path}: its memory is not counted")
     work = _work(config, found, running * len(places), notes)
     rate, hours_from = _rate(work, tokens_per_s)
@@ -183,7 +183,8 @@ def _work(config: Config, found: Forecast, in_flight_now: int, notes: list[str])
     if done.mean is not None:
         how = f"measured on {done.completions:,} completions of this run"
         return _Work(completions, done, told, Range(*done.mean), how)
-    how = f"none is measured yet: taken to be between an eighth of max_tokens and all of {most:,}"
+    few = f"only {done.completions} are measured yet" if done.completions else "none is measured yet"
+    how = f"{few}: taken to be between an eighth of max_tokens and all of {most:,}"
     return _Work(completions, done, told, Range(most * LOW_SHARE, most), how)
 
 
