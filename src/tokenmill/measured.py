@@ -13,6 +13,9 @@ from tokenmill.folder import RunFolder
 FEWEST = 30
 """Completions from which a mean is told."""
 
+TRIES = 3
+"""A run that goes on may seal a journal, which takes the file away, while it is read: then all is read again."""
+
 RATE_FROM_S = 60.0
 """Seconds of generating from which a rate is told: first batches are still filling."""
 
@@ -35,12 +38,7 @@ def measure(folder: RunFolder, *, most: int, in_flight: int) -> Measured:
     The first to end are the shortest, so the upper bound takes those in flight to be as long as they may be; both
     bounds are two standard errors wide.
     """
-    found, records = array("I"), 0
-    if folder.data.is_dir():
-        for brief in dataset.briefs(folder.data):
-            records += 1
-            if not FAILURES.intersection(brief.labels):
-                found.append(brief.output_tokens)
+    records, found = _lengths(folder)
     mean = None
     if len(found) >= FEWEST:
         values = np.array(found, dtype=np.float64)
@@ -48,6 +46,21 @@ def measure(folder: RunFolder, *, most: int, in_flight: int) -> Measured:
         upper = (float(values.sum()) + in_flight * most) / (len(values) + in_flight)
         mean = max(1.0, float(values.mean()) - error), min(float(most), upper + error)
     return Measured(records, len(found), sum(found), mean, _rate(folder))
+
+
+def _lengths(folder: RunFolder) -> "tuple[int, array[int]]":
+    """All records, and the tokens of those that are completions."""
+    for _ in range(TRIES):
+        records, found = 0, array("I")
+        try:
+            for brief in dataset.briefs(folder.data):
+                records += 1
+                if not FAILURES.intersection(brief.labels):
+                    found.append(brief.output_tokens)
+        except FileNotFoundError:
+            continue
+        return records, found
+    return 0, array("I")
 
 
 def _rate(folder: RunFolder) -> tuple[float, float] | None:

@@ -9,6 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from tests import reference
 from tests.chaos.conftest import Command
@@ -216,6 +219,20 @@ def test_without_prompts_all_else_is_told(tmp_path: Path) -> None:
     assert any("prompts.jsonl" in note for note in found.notes)
 
 
+def test_prompts_are_measured_by_the_models_own_tokenizer_and_template(reference_run: Path) -> None:
+    path = reference.model(reference_run)
+    vocabulary = {"[UNK]": 0, **{word: number for number, word in enumerate(["Question", "number", "what", "is"], 1)}}
+    tokenizer = Tokenizer(WordLevel(vocabulary, "[UNK]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(path / "tokenizer.json"))
+    template = "{% for turn in messages %}<turn> {{ turn.content }} {% endfor %}<answer>"
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    found = plan.build(reference.config(reference_run, model={"path": str(path)}), reference.B200S)
+    assert found.prompt_tokens_from == "by the model's tokenizer"
+    words = len(["Question", "number", "1:", "what", "is", "1", "+", "1?"]) + 2
+    assert found.prompt_tokens == {"p1": words, "p50": words, "p99": words}
+
+
 def test_lengths_by_bytes_are_said_to_be_so(reference_run: Path) -> None:
     assert "bytes ÷ 4" in plan.build(reference.config(reference_run), reference.B200S).prompt_tokens_from
 
@@ -230,6 +247,19 @@ def test_a_sample_is_spread_over_the_whole_set_and_counts_it(tmp_path: Path) -> 
     assert len({after - before for before, after in pairwise(taken)}) == 1, "evenly"
     assert taken[-1] > 99_000
     assert lengths.sample(path, limit=777).total == 777
+
+
+def test_a_glance_sees_rows_of_the_whole_set_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for part in range(2):
+        rows = (json.dumps({"id": part * 50_000 + number, "prompt": "x" * (number % 500)}) for number in range(50_000))
+        (folder / f"{part}.jsonl").write_text("\n".join(rows))
+    found = [json.loads(row)["id"] for row in lengths.glance(folder).rows]
+    assert lengths.SAMPLED <= len(found) <= lengths.SAMPLED + 2
+    assert found == sorted(set(found))
+    assert max(after - before for before, after in pairwise([0, *found, 100_000])) < 1_000
+    assert lengths.glance(folder, limit=10).total == 10
 
 
 # -- the page and the command ------------------------------------------------------------------------------------------

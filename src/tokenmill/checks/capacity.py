@@ -101,7 +101,7 @@ def _raise(flag: str, to: int = 0) -> str:
 def _prompts(context: Context) -> Lengths | None:
     prompts, model = context.config.prompts, Path(context.config.model.path)
     try:
-        sample = lengths.sample(Path(prompts.path), prompts.limit)
+        sample = lengths.glance(Path(prompts.path), prompts.limit)
     except UsageError:
         return None  # the check of the prompts says so
     return lengths.measure(sample, model if model.exists() else None, thinking=context.config.generation.thinking)
