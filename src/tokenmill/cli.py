@@ -89,6 +89,26 @@ def doctor(config: ConfigFile, setting: Set = None, as_json: AsJson = False, ski
 
 
 @app.command()
+def plan(
+    config: ConfigFile,
+    setting: Set = None,
+    tokens_per_s: Annotated[
+        float | None, typer.Option("--tokens-per-s", min=1.0, help="Of all servers together, if you know it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what this run will take: servers, requests at once, tokens, hours, disk, and what limits them."""
+    from tokenmill.plan import build
+    from tokenmill.planpage import lines
+
+    found = build(_load(config, setting), tokens_per_s=tokens_per_s)
+    if as_json:
+        _print_json(found)
+    else:
+        typer.echo("\n".join(lines(found)))
+
+
+@app.command()
 def run(
     config: ConfigFile,
     setting: Set = None,

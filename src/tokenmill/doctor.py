@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from tokenmill.checks.base import Context, Finding
+from tokenmill.checks.capacity import check_capacity
 from tokenmill.checks.engine import check_engine
 from tokenmill.checks.gpus import check_gpus
 from tokenmill.checks.model import check_model
@@ -26,6 +27,7 @@ CHECKS: dict[str, Callable[[Context], Iterator[Finding]]] = {
     "engine": check_engine,
     "gpus": check_gpus,
     "ports": check_ports,
+    "capacity": check_capacity,
 }
 
 

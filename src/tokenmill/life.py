@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from tokenmill.canary import Canary, Passed
 from tokenmill.client import Client
 from tokenmill.config import Config
 from tokenmill.core import server as core
+from tokenmill.core.capacity import Forecast
 from tokenmill.core.server import Failure, FailureKind, State
 from tokenmill.engines.base import Engine, Sampling, ServerInfo, Spec
 from tokenmill.errors import BrokenError, PluginError, RequestError, boundary
@@ -61,7 +62,8 @@ VERIFY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all servers of a node have in common. `most_in_flight` is what open files allow each of them."""
+    """What all servers of a node have in common. `most_in_flight` is what open files allow each of them, `forecast`
+    what each is expected to say of itself."""
 
     node: str
     config: Config
@@ -77,6 +79,7 @@ class Job:
     most_in_flight: int
     tell: Callable[[Event], None]
     changed: Callable[[], None]
+    forecast: Forecast = field(default_factory=Forecast)
 
 
 class Life:

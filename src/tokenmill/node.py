@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from tokenmill import caches, launch, plugins
+from tokenmill import forecast as foretelling
 from tokenmill.attempt import Orders
 from tokenmill.cluster.base import Results
 from tokenmill.config import Config, rules_of
@@ -123,6 +124,7 @@ class LocalNode:
             most_in_flight=self._most_in_flight(len(places)),
             tell=self._tell,
             changed=self._write_state,
+            forecast=foretelling.forecast(engine, foretelling.given(config, cards, version, model)),
         )
         adopted = await self._adoptable(job, places)
         for place, where in zip(places, self._ports(places, adopted), strict=True):

@@ -92,6 +92,10 @@ class TokenizerRenderer(Renderer):
             # The template wrote the special tokens: adding them again would double the first.
             return self._tokenizer(text, add_special_tokens=False)["input_ids"], text
 
+    def count(self, messages: msgspec.Raw, tools: msgspec.Raw) -> int:
+        """The tokens of a rendered prompt; raises PluginError where the template refuses the messages."""
+        return len(self._ids(messages, tools)[0])
+
     async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
         ends = {*modelfiles.end_tokens(self._model), self._tokenizer.eos_token_id} - {None}
         close = self._tokenizer(CLOSE, add_special_tokens=False)["input_ids"]

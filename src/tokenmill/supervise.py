@@ -31,9 +31,6 @@ STOP_GRACE_S = 20.0
 EXIT_WAIT_S = 3.0
 """SGLang's main process goes within seconds of its scheduler's crash, after it has written why."""
 
-USUAL_PROMPT = 1024
-"""Tokens that a prompt is taken to have where it is asked how many requests a cache holds."""
-
 WEIGHTS_LOADED = 60.0
 """Percent at which every engine's phase table says that the weights are in memory."""
 
@@ -268,7 +265,7 @@ class Supervisor:
         generation = self.job.config.generation
         info = self._life.info if self._life else ServerInfo()
         asked = generation.concurrency if isinstance(generation.concurrency, int) else None
-        tokens = min(generation.max_tokens + USUAL_PROMPT, info.context or generation.max_tokens + USUAL_PROMPT)
+        tokens = capacity.tokens_of_one(generation.max_tokens, info.context)
         wanted = capacity.in_flight(info.limits, asked, tokens)
         return min(wanted, (self.job.most_in_flight, "open files"))
 
@@ -313,6 +310,8 @@ class Supervisor:
         )
         self._answers, self._rates = 0, []
         self._tell("ready", f"ready for {width} requests at once, limited by {limit}")
+        if unforeseen := capacity.surprise(self.job.forecast.limits, self._life.info.limits):
+            self._tell("plan", f"not as planned: it says {unforeseen}", "warn")
         self.job.pump.open(self.lane)
 
     def _withdraw(self) -> None:

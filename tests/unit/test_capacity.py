@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from tokenmill import configfile, plugins
 from tokenmill.attempt import Orders
-from tokenmill.core.capacity import Limits, in_flight, servers_for
-from tokenmill.core.judge import Rules
+from tokenmill.canary import Passed
+from tokenmill.core.capacity import Forecast, Limits, in_flight, servers_for
+from tokenmill.core.judge import Reading, Rules
 from tokenmill.core.server import State
 from tokenmill.engines.base import Sampling, ServerInfo
+from tokenmill.events import Event
 from tokenmill.folder import RunFolder
 from tokenmill.generate import Pump
 from tokenmill.launch import Place
@@ -135,6 +137,46 @@ def test_a_number_in_the_config_goes_before_what_the_cache_holds_at_full_length(
 def test_no_server_is_given_more_than_open_files_allow(tmp_path: Path) -> None:
     few = replace(job(tmp_path, concurrency=200), most_in_flight=60)
     assert kept(few, ServerInfo(LONG, context=262_144)) == (60, "open files")
+
+
+# -- what was foretold -------------------------------------------------------------------------------------------------
+def told_when_ready(job: Job, info: ServerInfo) -> list[str]:
+    """The warnings of a supervisor whose server has just passed its canary."""
+    told: list[Event] = []
+
+    async def admit() -> None:
+        place, where = Place(0, ()), Ports(1, 2)
+        supervisor = Supervisor(replace(job, tell=told.append), place, where, lambda: where)
+        supervisor._life = life = Life(
+            job, spec_for(job, place, where, "n"), None, supervisor.post, lambda: State.READY
+        )
+        life.info, supervisor._passed = info, Passed(Reading(True), None)
+        supervisor._admit()
+        supervisor._withdraw()
+        await life.client.close()
+
+    asyncio.run(admit())
+    return [event.text for event in told if event.level == "warn"]
+
+
+def test_a_server_that_runs_fewer_than_planned_is_told(tmp_path: Path) -> None:
+    planned = replace(job(tmp_path, max_tokens=100), forecast=Forecast(replace(SAYS, running=64, why="concurrency")))
+    [words] = told_when_ready(planned, ServerInfo(SAYS))
+    assert words == "not as planned: it says 48 requests at once (max-running-requests), not 64 (concurrency)"
+
+
+def test_a_server_with_a_smaller_cache_than_planned_is_told(tmp_path: Path) -> None:
+    planned = replace(job(tmp_path, max_tokens=100), forecast=Forecast(SAYS))
+    assert told_when_ready(planned, ServerInfo(replace(SAYS, kv_tokens=45_000))) == [
+        "not as planned: it says 45,000 tokens in its cache, not 90,000"
+    ]
+
+
+@pytest.mark.parametrize("says", [LONG, Limits()])
+def test_nothing_is_told_where_it_is_as_planned_or_one_of_them_does_not_tell(tmp_path: Path, says: Limits) -> None:
+    planned = job(tmp_path, max_tokens=100)
+    assert told_when_ready(replace(planned, forecast=Forecast(says)), ServerInfo(LONG)) == []
+    assert told_when_ready(replace(planned, forecast=Forecast(LONG)), ServerInfo(says)) == []
 
 
 # -- by example --------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """What tokenmill needs to know of an inference engine. Pure: text and bytes in, values out.
 
-A new engine is one file with a subclass of Engine and a line in plugins.py (or an entry point of group
-`tokenmill.engines`); tests/contract holds it to this page.
+A new engine is a subclass in a file and a line in plugins.py (or an entry point); tests/contract holds it to this page.
 """
 
 import json
@@ -15,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from tokenmill.core.capacity import Limits
+from tokenmill.core.capacity import Forecast, Given, Limits
 from tokenmill.core.records import NULL, Completion
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.errors import BrokenError
@@ -174,6 +173,10 @@ class Engine(ABC):
     @abstractmethod
     def info(self, spec: Spec, page: bytes, log: str = "") -> ServerInfo:
         """What a running server can do, from its info page, and from its log where only that tells."""
+
+    def forecast(self, given: Given) -> Forecast:
+        """What `info` will tell once a server runs, by the engine's own rule; nothing where that is not known."""
+        return Forecast()
 
     @abstractmethod
     def encode(
@@ -370,7 +373,6 @@ COMMON_RULES: tuple[Rule, ...] = (
     ),
     (r"Permission denied", FailureKind.CONFIG, "a file may not be read or run", ""),
 )
-
 
 TRACEBACK = "Traceback (most recent call last):"
 

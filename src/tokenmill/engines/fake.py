@@ -6,7 +6,7 @@
 import sys
 from collections.abc import Sequence
 
-from tokenmill.core.capacity import Limits
+from tokenmill.core.capacity import Forecast, Given, Limits
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines import chat
 from tokenmill.engines.base import (
@@ -49,6 +49,9 @@ class Fake(OpenAI):
     def info(self, spec: Spec, page: bytes, log: str = "") -> ServerInfo:
         card = next(iter(chat.models(page)), None)
         return ServerInfo(Limits(int(spec.args.get("slots", 16)), "slots"), card.max_model_len if card else None)
+
+    def forecast(self, given: Given) -> Forecast:
+        return Forecast(Limits(given.number("slots") or 16, "slots"))
 
     def load(self, metrics: str) -> Load:
         found = values(metrics, "fake:running", "fake:tokens_total")

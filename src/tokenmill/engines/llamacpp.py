@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from tokenmill.core.capacity import Limits
+from tokenmill.core import capacity
+from tokenmill.core.capacity import Forecast, Given, Limits
 from tokenmill.core.records import NULL, Completion
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines import chat
@@ -159,6 +160,9 @@ class LlamaCpp(Engine):
         context = props.default_generation_settings.n_ctx
         limits = Limits(props.total_slots, "parallel")
         return ServerInfo(limits, context, 0, props.build_info, props.chat_template, props.eos_token)
+
+    def forecast(self, given: Given) -> Forecast:
+        return capacity.llamacpp(given)
 
     def encode(
         self, spec: Spec, rendered: Rendered, sampling: Sampling, *, request_id: str, thinking: bool, seed: int | None

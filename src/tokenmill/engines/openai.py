@@ -7,7 +7,7 @@ it, that the process which listens is ours). Token ids are kept where the server
 import re
 from collections.abc import Sequence
 
-from tokenmill.core.capacity import Limits
+from tokenmill.core.capacity import Forecast, Given, Limits
 from tokenmill.core.records import Completion
 from tokenmill.core.server import Failure
 from tokenmill.engines import chat
@@ -27,6 +27,8 @@ from tokenmill.engines.base import (
 
 ASSUMED_RUNNING = 32
 """Nothing tells what an unknown server can run at once; most queue what is too much."""
+
+_ASSUMED = Limits(good=ASSUMED_RUNNING, good_why="an assumption; generation.concurrency says more")
 
 _ENGINE_DEAD = re.compile(r"EngineDeadError|EngineCore encountered|EngineGenerateError|Background loop has errored")
 """Whatever stands behind an unknown address, it is vLLM more often than not."""
@@ -60,10 +62,10 @@ class OpenAI(Engine):
 
     def info(self, spec: Spec, page: bytes, log: str = "") -> ServerInfo:
         card = next((card for card in chat.models(page) if card.id == spec.model_name), None)
-        return ServerInfo(
-            Limits(good=ASSUMED_RUNNING, good_why="an assumption; generation.concurrency says more"),
-            card.max_model_len if card else None,
-        )
+        return ServerInfo(_ASSUMED, card.max_model_len if card else None)
+
+    def forecast(self, given: Given) -> Forecast:
+        return Forecast(_ASSUMED)
 
     def encode(
         self, spec: Spec, rendered: Rendered, sampling: Sampling, *, request_id: str, thinking: bool, seed: int | None

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from tokenmill.core.capacity import Limits
+from tokenmill.core.capacity import Forecast, Given, Limits
 from tokenmill.core.records import NULL, Completion
 from tokenmill.core.server import Failure, FailureKind
+from tokenmill.core.sglang_rule import draft_reserve, limited_by, sglang
 from tokenmill.engines.base import (
     COMMON_RULES,
     COMPILE_CACHES,
@@ -277,15 +278,20 @@ class SGLang(Engine):
     def info(self, spec: Spec, page: bytes, log: str = "") -> ServerInfo:
         server, _ = decode_json(page, _server_info)
         state = server.internal_states[0] if server.internal_states else _State()
+        speculates = bool(server.speculative_algorithm)
+        running = state.effective_max_running_requests_per_dp or server.max_running_requests
         limits = Limits(
-            running=state.effective_max_running_requests_per_dp or server.max_running_requests,
-            why=_running_limit(server),
+            running=running,
+            why=limited_by(running, server.max_running_requests, server.max_mamba_cache_size, speculates),
             kv_tokens=server.max_total_num_tokens,
             good=None if server.disable_cuda_graph else server.cuda_graph_max_bs,
             good_why="the largest captured batch",
         )
         context = server.context_length or server.max_req_input_len
         return ServerInfo(limits, context, _reserve(server), server.version)
+
+    def forecast(self, given: Given) -> Forecast:
+        return sglang(given)
 
     def encode(
         self, spec: Spec, rendered: Rendered, sampling: Sampling, *, request_id: str, thinking: bool, seed: int | None
@@ -385,15 +391,9 @@ def _meant(tail: Sequence[str]) -> Iterator[str]:
             yield line
 
 
-def _running_limit(server: _ServerInfo) -> str:
-    if server.max_mamba_cache_size:
-        return "max-mamba-cache-size"
-    return "speculation's own default of 48" if server.speculative_algorithm else "max-running-requests"
-
-
 def _reserve(server: _ServerInfo) -> int:
-    """Tokens of the context kept for drafts: max(topk × steps, draft tokens) (tokenizer_manager.py)."""
     if not server.speculative_algorithm:
         return 0
-    steps = (server.speculative_eagle_topk or 1) * (server.speculative_num_steps or 0)
-    return max(steps, server.speculative_num_draft_tokens or 0)
+    return draft_reserve(
+        server.speculative_num_steps, server.speculative_eagle_topk, server.speculative_num_draft_tokens
+    )

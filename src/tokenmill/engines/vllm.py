@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from tokenmill.core.capacity import Limits
+from tokenmill.core import capacity
+from tokenmill.core.capacity import VLLM_USUAL, Forecast, Given, Limits
 from tokenmill.core.records import Completion
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines import chat
@@ -33,9 +34,6 @@ from tokenmill.engines.base import (
     whole,
 )
 from tokenmill.engines.metrics import values
-
-DEFAULT_MAX_NUM_SEQS = 256
-"""vLLM's default on most GPUs, 1,024 on the largest (engine/arg_utils.py); no line of a usual log tells which."""
 
 _PHASES = PhaseTable(
     (
@@ -159,10 +157,13 @@ class VLLM(Engine):
             running=int(running) if running else None,
             why="max-num-seqs",
             kv_tokens=_last(r"KV cache size: (\d[\d,]*) tokens", log),
-            good=None if running else DEFAULT_MAX_NUM_SEQS,
+            good=None if running else VLLM_USUAL,
             good_why="vLLM's usual max-num-seqs",
         )
         return ServerInfo(limits, context)
+
+    def forecast(self, given: Given) -> Forecast:
+        return capacity.vllm(given)
 
     def encode(
         self, spec: Spec, rendered: Rendered, sampling: Sampling, *, request_id: str, thinking: bool, seed: int | None

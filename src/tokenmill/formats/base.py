@@ -19,6 +19,9 @@ class Format(ABC):
     name: ClassVar[str]
     """The word on the command line."""
 
+    bytes_a_token: ClassVar[float] = 3.7
+    """About what a token of prompt or answer takes in its files, as text; ids take more."""
+
     def __init__(self, *, several: bool) -> None:
         self.several = several
 

@@ -30,6 +30,7 @@ failed ones are left out.
 
 class Parquet(Format):
     name = "parquet"
+    bytes_a_token = 4.2
 
     def write(self, records: Iterable[Record], folder: Path) -> int:
         data = folder / "data"

@@ -1,0 +1,246 @@
+"""What a run will take, before it costs anything: servers, requests at once, tokens, hours, disk, and what limits them.
+
+Everything is foretold from the config, the model's files, the cards and the prompts, or measured in the run folder once
+there is something in it; what is not known is null, with the reason. Starts nothing and writes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tokenmill import advice, launch, lengths, plugins, stage
+from tokenmill import forecast as foretelling
+from tokenmill.advice import Situation
+from tokenmill.config import Config
+from tokenmill.core.capacity import Forecast, in_flight, tokens_of_one
+from tokenmill.core.shape import CACHE_BYTES
+from tokenmill.engines.base import Engine
+from tokenmill.errors import PreflightError, UsageError
+from tokenmill.folder import RunFolder
+from tokenmill.formats.base import Format
+from tokenmill.lengths import Lengths
+from tokenmill.machine import filesystems, gpus
+from tokenmill.machine.gpus import Gpu
+from tokenmill.measured import Measured, measure
+
+LOW_SHARE = 1 / 8
+"""Of max_tokens, that completions are taken to have at least in the mean while none is measured: reasoning models at a
+limit of 8,192 were seen at a quarter to a half of it."""
+
+JOURNAL_BYTES, PARQUET_BYTES = 11.2, 4.2
+"""Of a token of prompt or output, as a journal line and sealed: English prose and code with ids of five digits,
+measured on 331 records of 7,000 characters. Ids are half of the first."""
+
+RECORD_BYTES = 450
+"""Of a journal line besides text and ids."""
+
+OPEN_SEGMENTS = 3
+"""Journals on the disk at once: one is written, others are being sealed."""
+
+DRAFTER_LAYERS = 5
+"""Layers whose hidden states a DFlash drafter reads."""
+
+
+class Range(msgspec.Struct, frozen=True):
+    low: int | float
+    high: int | float
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """`running_per_server` requests really run at once; `waiting_per_server` are asked for beyond that.
+
+    `tokens` and `hours` are of what is still to be generated, `disk_bytes` of the whole run, at most;
+    `lost_with_the_machine_s` is null where all is lost. `tokens_from` and `hours_from` say how they are known, or why
+    they are not.
+    """
+
+    servers: int
+    running_per_server: int
+    limited_by: str
+    waiting_per_server: int
+    tokens: Range | None
+    hours: Range | None
+    disk_bytes: dict[str, int]
+    lost_with_the_machine_s: float | None
+    changes: list[str]
+    completions: int
+    pending: int
+    tokens_from: str
+    hours_from: str
+    prompt_tokens: dict[str, int] | None
+    prompt_tokens_from: str
+    context: int | None
+    kv_tokens_per_server: int | None
+    disk_free_bytes: int
+    hidden_states_bytes: Range | None
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is asked for: `one` is the mean of a completion's tokens, `prompts` their prompts' lengths."""
+
+    completions: int
+    measured: Measured
+    prompts: Lengths
+    one: Range
+    how: str
+
+    @property
+    def pending(self) -> int:
+        return max(0, self.completions - self.measured.records)
+
+    def to_generate(self) -> Range:
+        return Range(round(self.pending * self.one.low), round(self.pending * self.one.high))
+
+    def in_all(self) -> Range:
+        """All tokens of the finished run, prompts included."""
+        told, left = self.measured.tokens + self.completions * self.prompts.mean, self.to_generate()
+        return Range(round(told + left.low), round(told + left.high))
+
+
+def build(config: Config, cards: Sequence[Gpu] | None = None, tokens_per_s: float | None = None) -> Plan:
+    """`cards` are the machine's GPUs, read where the run uses some and they are not given; `tokens_per_s` is of all
+    servers together, if it is known. Raises PreflightError where the cards are not as the config asks.
+    """
+    engine: Engine = plugins.load("engines", config.engine.kind)()
+    uses_gpus = config.fleet.gpus != "none" and not config.engine.addresses
+    chosen = gpus.choose(gpus.read() if cards is None else cards, config.fleet.gpus) if uses_gpus else None
+    places = launch.places(config, chosen)
+    notes: list[str] = []
+    known = foretelling.given(config, chosen, _version(config, engine, notes))
+    found = foretelling.forecast(engine, known)
+    running, limit = in_flight(found.limits, known.asked, tokens_of_one(known.max_tokens, found.context))
+    notes += [words for words in (found.trouble, found.doubt) if words]
+    if known.shape is None and engine.package and not Path(config.model.path).is_file():
+        notes.append(f"the model's config.json cannot be read at {config.model.path}: its memory is not counted")
+    work = _work(config, found, running * len(places), notes)
+    rate, hours_from = _rate(work, tokens_per_s)
+    disk = _disk(config, work, notes)
+    free = filesystems.free_bytes(config.folder)
+    lost = advice.lost_with_the_machine_s(config)
+    situation = Situation(
+        config=config,
+        engine=engine,
+        given=known,
+        forecast=found,
+        running=running,
+        servers=len(places),
+        cards=len(chosen or ()),
+        prompts=work.prompts if work else None,
+        disk_needed=disk.get("journal", 0) + disk.get("parquet", 0),
+        disk_free=free,
+    )
+    tokens = work.to_generate() if work else None
+    return Plan(
+        servers=len(places),
+        running_per_server=running,
+        limited_by=limit,
+        waiting_per_server=max(0, (known.asked or 0) - running),
+        tokens=tokens,
+        hours=_hours(tokens, rate),
+        disk_bytes=disk,
+        lost_with_the_machine_s=lost,
+        changes=advice.changes(situation),
+        completions=work.completions if work else 0,
+        pending=work.pending if work else 0,
+        tokens_from=work.how if work else "no prompts can be read",
+        hours_from=hours_from,
+        prompt_tokens=_percentiles(work.prompts) if work else None,
+        prompt_tokens_from=work.prompts.how if work else "",
+        context=found.context,
+        kv_tokens_per_server=found.limits.kv_tokens,
+        disk_free_bytes=free,
+        hidden_states_bytes=_hidden_states(known.shape.hidden, work) if work and known.shape else None,
+        notes=notes,
+    )
+
+
+def _version(config: Config, engine: Engine, notes: list[str]) -> str:
+    try:
+        return launch.engine_version(config, engine)
+    except PreflightError as error:
+        notes.append(f"{error}; so its version is not known")
+        return ""
+
+
+# -- tokens and hours --------------------------------------------------------------------------------------------------
+def _work(config: Config, found: Forecast, in_flight_now: int, notes: list[str]) -> _Work | None:
+    generation, path = config.generation, Path(config.model.path)
+    try:
+        sample = lengths.sample(Path(config.prompts.path), config.prompts.limit)
+    except UsageError as error:
+        notes.append(f"tokens, hours and disk are not known: {error}")
+        return None
+    told = lengths.measure(sample, path if path.exists() else None, thinking=generation.thinking)
+    most = generation.max_tokens
+    if found.context is not None:
+        most = max(1, min(most, found.context - found.reserve - round(told.mean)))
+    done = measure(RunFolder(config.folder), most=most, in_flight=in_flight_now)
+    completions = -(-sample.total // int(config.prompts.shard.partition("/")[2])) * generation.samples
+    if done.mean is not None:
+        how = f"measured on {done.completions:,} completions of this run"
+        return _Work(completions, done, told, Range(*done.mean), how)
+    few = f"only {done.completions} are measured yet" if done.completions else "none is measured yet"
+    how = f"{few}: taken to be between an eighth of max_tokens and all of {most:,}"
+    return _Work(completions, done, told, Range(most * LOW_SHARE, most), how)
+
+
+def _rate(work: _Work | None, tokens_per_s: float | None) -> tuple[Range | None, str]:
+    if tokens_per_s:
+        return Range(tokens_per_s, tokens_per_s), f"at {tokens_per_s:,.0f} tokens/s, as given"
+    if work is None:
+        return None, "no prompts can be read"
+    if work.measured.rate is None:
+        return None, "no rate is known: this run has not generated for a minute yet, and no --tokens-per-s is given"
+    low, high = work.measured.rate
+    shown = f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+    return Range(low, high), f"at {shown} tokens/s, measured in this run"
+
+
+def _hours(tokens: Range | None, rate: Range | None) -> Range | None:
+    if tokens is None or rate is None:
+        return None
+    return Range(round(tokens.low / rate.high / 3600, 2), round(tokens.high / rate.low / 3600, 2))
+
+
+def _percentiles(told: Lengths) -> dict[str, int]:
+    return {f"p{percent}": told.percentile(percent) for percent in (1, 50, 99)}
+
+
+def _hidden_states(hidden: int, work: _Work) -> Range:
+    """Storing what a drafter reads of every token, as some trainers ask for it."""
+    each, tokens = hidden * CACHE_BYTES * DRAFTER_LAYERS, work.in_all()
+    return Range(each * int(tokens.low), each * int(tokens.high))
+
+
+# -- disk --------------------------------------------------------------------------------------------------------------
+def _disk(config: Config, work: _Work | None, notes: list[str]) -> dict[str, int]:
+    """At most, for the whole run: journals that are open at once, the sealed set, each export, the staged model."""
+    found = _staging(config, notes)
+    if work is None:
+        return found
+    tokens = work.in_all().high
+    journals = round(tokens * JOURNAL_BYTES) + work.completions * RECORD_BYTES
+    found["journal"] = min(journals, OPEN_SEGMENTS * config.output.segment)
+    found["parquet"] = round(tokens * PARQUET_BYTES)
+    for name in plugins.names("formats"):
+        form: type[Format] = plugins.load("formats", name)
+        found[f"export_{name}"] = round(tokens * form.bytes_a_token)
+    return found
+
+
+def _staging(config: Config, notes: list[str]) -> dict[str, int]:
+    source = Path(config.model.path)
+    if not config.model.path or config.engine.kind in ("openai", "fake"):
+        return {"ram_disk": 0}
+    if not source.exists():
+        notes.append(f"{source} is not here: what staging takes is not counted")
+        return {"ram_disk": 0}
+    target = stage.decide(source, config.stage.to).target
+    if target is None:
+        return {"ram_disk": 0}
+    size = filesystems.size_of(source)
+    return {"ram_disk": size} if filesystems.mount_of(target).is_ram else {"ram_disk": 0, "staged_model": size}
