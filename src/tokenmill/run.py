@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import tomli_w
 
-from tokenmill import report
+from tokenmill import copykeeper, report
 from tokenmill.checks.base import Context
 from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
@@ -107,6 +107,13 @@ async def _run(desk: Desk, order: Order) -> int:
     living = survivors(folder)
     await preflight(config, folder, living, log, order.skip)
     folder.write_config(tomli_w.dumps(shown(config)))
+    async with copykeeper.kept(config, folder, log, progress):
+        return await _produce(desk, order, living)
+
+
+async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
+    """From the accounts to the report; returns 0 or 130."""
+    config, folder, log, progress = desk.config, desk.folder, desk.log, desk.progress
     accounts = await resume(config, folder, log)
     progress.ledger = accounts.ledger
     store = Store(folder.data, config.output.segment, lambda text, level: log.say("store", text, level))

@@ -20,7 +20,7 @@ from tokenmill.machine import processes
 from tokenmill.node import LocalNode, is_alive, survivors
 from tokenmill.progress import Progress
 from tokenmill.run import end_servers, preflight
-from tokenmill.view import View
+from tokenmill.view import View, duration
 
 LOOK_S = 0.5
 
@@ -120,6 +120,8 @@ def status_lines(status: RunStatus) -> Iterator[str]:
         done = counts.total - counts.pending
         verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
         yield f"  {done:,}/{counts.total:,} done: {verdicts}"
+    if status.copied:
+        yield f"  the last whole copy is {duration(time.time() - status.copied)} old"
     for server in status.servers:
         words = [
             f"  server {server.index}",
