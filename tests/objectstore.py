@@ -107,9 +107,10 @@ class ObjectStore:
 
     def init(self, node: int, data: bytes) -> bytes:
         flags = BIG_WRITES | POSIX_LOCKS | FLOCK_LOCKS | MAX_PAGES
-        return struct.pack("<IIIIHHIIHHI", 7, 31, 0, flags, 16, 12, MAX_WRITE, 1, MAX_WRITE // 4096, 0, 0).ljust(64, b"\0")
+        limits = (16, 12, MAX_WRITE, 1, MAX_WRITE // 4096)
+        return struct.pack("<IIIIHHIIH", 7, 31, 0, flags, *limits).ljust(64, b"\0")
 
-    # -- names -----------------------------------------------------------------------------------------------------
+    # -- names ---------------------------------------------------------------------------------------------------------
     def entry(self, path: Path) -> bytes:
         node = self.nodes.setdefault(path, len(self.paths) + 1)
         self.paths[node] = path
@@ -162,7 +163,7 @@ class ObjectStore:
             raise RefusedError(errno.EPERM, "truncate")
         return struct.pack("<QII", 0, 0, 0) + self.attr(node)
 
-    # -- content ---------------------------------------------------------------------------------------------------
+    # -- content -------------------------------------------------------------------------------------------------------
     def create(self, node: int, data: bytes) -> bytes:
         self.fail_if_told()
         if struct.unpack_from("<I", data)[0] & os.O_APPEND:
@@ -229,8 +230,13 @@ def mounted(folder: Path) -> Iterator["Mount"]:
     backing.mkdir(parents=True)
     point.mkdir()
     words = [sys.executable, "-m", "tests.objectstore", str(backing), str(point)]
-    root = Path(__file__).parent.parent
-    process = subprocess.Popen(words, cwd=root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        words,
+        cwd=Path(__file__).parent.parent,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     try:
         assert process.stdout is not None
         if process.stdout.readline() != b"mounted\n":

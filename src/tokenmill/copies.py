@@ -194,6 +194,7 @@ def _compare(path: Path, size: int, xxh3: str, sign: Sign) -> None:
 
 def get(path: Path, size: int, xxh3: str, sign: Sign) -> Iterator[bytes]:
     """The content of a file of the copy; raises DamagedError at its end where it is not what was written."""
+    sign()
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)  # what is asked is what lies there, not in our memory
@@ -234,16 +235,19 @@ def whole(target: Path, names: frozenset[str]) -> Iterator[Manifest]:
 
 
 def prune(target: Path, names: frozenset[str], life: str) -> None:
-    """Takes away what the last whole manifests do not need, and this life's older leases. What cannot go stays."""
+    """Takes away what the last whole manifests do not need, and leases that are over. What cannot go stays."""
     kept = [manifest for manifest, _ in zip(whole(target, names), range(KEPT), strict=False)]
-    if len(kept) < KEPT:
-        return
-    needed = set().union(*(manifest.names for manifest in kept))
-    for name in sorted(names):  # a manifest goes before its files
-        manifest, file, lease = (pattern.fullmatch(name) for pattern in (_MANIFEST, _STAMPED, _LEASE))
-        old = manifest and int(manifest[1]) < kept[-1].number
-        loose = file and int(file[1]) < kept[0].number and name not in needed
-        if old or loose or (lease and life in name and int(lease[1]) < next_number(names, _LEASE) - 1):
+    if len(kept) == KEPT:
+        needed = set().union(*(manifest.names for manifest in kept))
+        for name in sorted(names):  # a manifest goes before its files
+            manifest, file = _MANIFEST.fullmatch(name), _STAMPED.fullmatch(name)
+            old = manifest and int(manifest[1]) < kept[-1].number
+            if old or (file and int(file[1]) < kept[0].number and name not in needed):
+                _remove(target / name)
+    newest = leases(target, names)
+    standing = {lease_name(lease) for lease in newest if lease.expires > time.time() or lease.holder.life == life}
+    for name in names - standing:
+        if _LEASE.fullmatch(name):
             _remove(target / name)
 
 

@@ -94,7 +94,14 @@ class Keeper:
         """Rounds until it is cancelled."""
         while True:
             await asyncio.sleep(min(self._every_s * 2**self._failures, max(self._every_s, MOST_WAIT_S)))
-            self._took(await self._visit("round"))
+            reply = await self._visit("round")
+            if reply.kind != "done":
+                self._failed(reply)
+                continue
+            if self._failures or not self._rounds:
+                self._log.say("copy", f"copied {reply.size / 1e6:,.1f} MB to {self._target}, verified")
+            self._failures, self._rounds = 0, self._rounds + 1
+            self._progress.copied = reply.time
 
     async def end(self) -> None:
         """The last round, with a deadline: what is sealed and reported by now is in it."""
@@ -105,19 +112,11 @@ class Keeper:
                 reply = await self._visit("end")
         except TimeoutError:
             reply = Reply("TimeoutError", f"not done after {duration(LAST_S)}")
-        if self._took(reply):
-            self._log.say("copy", f"the copy is whole after {duration(time.monotonic() - began)}: {self._target}")
-
-    def _took(self, reply: Reply) -> bool:
         if reply.kind != "done":
             self._failed(reply)
-            return False
-        if self._failures or not self._rounds:
-            self._log.say("copy", f"copied {reply.size / 1e6:,.1f} MB to {self._target}, verified")
-        self._failures = 0
-        self._rounds += 1
-        self._progress.copied = reply.time
-        return True
+        else:
+            self._progress.copied = reply.time
+            self._log.say("copy", f"the copy is whole after {duration(time.monotonic() - began)}: {self._target}")
 
     def _failed(self, reply: Reply) -> None:
         self._failures += 1

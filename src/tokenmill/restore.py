@@ -26,8 +26,8 @@ _WANTED = re.compile(r"events\.jsonl|data/(?:journal-\d+\.jsonl|part-\d+\.parque
 class Book(msgspec.Struct, frozen=True):
     """What a run folder knows of its copy, in copy.json.
 
-    `folder` is its own id, new at every restore; `restored` the folder and number that it was restored from; `files`
-    are the pieces that were verified, whether a manifest names them yet or not.
+    `folder` is its own id, new at every restore; `restored` the newest copy that was there then, by folder and number;
+    `files` are the pieces that were verified, whether a manifest names them yet or not.
     """
 
     folder: str = ""
@@ -75,7 +75,9 @@ def restore(
     """Fills an empty run folder from the newest copy that is whole; raises StoreError where there is none."""
     aside = folder.path / ".restore"
     shutil.rmtree(aside, ignore_errors=True)
+    newest: Manifest | None = None
     for manifest in copies.manifests(target, names):
+        newest = newest or manifest
         try:
             for file in manifest.files:
                 if _WANTED.fullmatch(file.source):
@@ -85,7 +87,7 @@ def restore(
             warn(f"copy {manifest.number} cannot be restored: {error}")
             continue
         (aside / "data").mkdir(parents=True, exist_ok=True)
-        _place(aside, folder, manifest)
+        _place(aside, folder, manifest, newest)
         return manifest
     raise StoreError(
         f"{folder.path} is empty, and no copy in {target} is whole", fix=f"mv {target} {target}.old   begins anew"
@@ -108,9 +110,9 @@ def _fetch(target: Path, file: Copied, path: Path, sign: Sign) -> None:
         raise DamagedError(f"{file.source} has other bytes than were copied")
 
 
-def _place(aside: Path, folder: RunFolder, manifest: Manifest) -> None:
+def _place(aside: Path, folder: RunFolder, manifest: Manifest, newest: Manifest) -> None:
     """The book first: a death before `data` is in place restores again, one after it knows what it has."""
-    write_book(folder, Book(secrets.token_hex(8), (manifest.folder, manifest.number), manifest.files))
+    write_book(folder, Book(secrets.token_hex(8), (newest.folder, newest.number), manifest.files))
     events = aside / "events.jsonl"
     if events.exists():
         new = folder.events.read_bytes() if folder.events.exists() else b""
