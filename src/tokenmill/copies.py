@@ -265,6 +265,7 @@ def leases(target: Path, names: frozenset[str]) -> list[Lease]:
 
 
 def write_lease(target: Path, names: frozenset[str], holder: Holder, folder: str, expires: float) -> Lease:
+    """Takes, renews or (with 0) gives back; the one before it stays until a round prunes."""
     lease = Lease(next_number(names, _LEASE), holder, folder, expires)
     put(target / lease_name(lease), iter([msgspec.json.encode(lease)]), lambda: None)
     return lease

@@ -80,9 +80,8 @@ class Keeper:
         if reply.kind not in ("done", "restored"):
             if restore.is_empty(self._folder.data):
                 raise PreflightError(
-                    f"{self._folder.path} is empty, and whether {self._target} holds a copy of it cannot be told: "
-                    f"{reply.text}",
-                    fix=f"ls {self._target}   or, to begin without a copy: --set output.copy_to=''",
+                    f"{self._folder.path} is empty, and cannot be restored from {self._target}: {reply.text}",
+                    fix=f"ls -l {self._target}; df -h {self._folder.path}   or begin anew: --set output.copy_to=''",
                 )
             self._failed(reply)
             return

@@ -15,6 +15,7 @@ from typing import Literal, TextIO
 
 import msgspec
 import xxhash
+from msgspec.structs import replace
 
 from tokenmill import copies, restore, store
 from tokenmill.copies import Copied, Lease, Manifest, Piece
@@ -75,7 +76,8 @@ class Visit:
 
     def run(self) -> Reply:
         """Does what was ordered."""
-        self.target.mkdir(parents=True, exist_ok=True)
+        restore.check_mount(self.folder, self.target)
+        self.target.mkdir(exist_ok=True)  # no parents: where copy_to is missing, its mount may be
         self.names = copies.listing(self.target)
         self._refuse(self._others())
         lease = self._renew()
@@ -162,10 +164,10 @@ class Visit:
             if copied is not known.get(copied.source):
                 written += copied.pieces[-1].size
                 # A death or a failure from now on costs none of what is verified.
-                restore.write_book(self.folder, Book(book.folder, book.restored, tuple({**known, **files}.values())))
+                restore.write_book(self.folder, replace(book, files=tuple({**known, **files}.values())))
         manifest = Manifest(self._number, self.order.run, book.folder, self.holder, time.time(), tuple(files.values()))
         copies.write_manifest(self.target, manifest, self._sign)
-        restore.write_book(self.folder, Book(book.folder, book.restored, manifest.files))
+        restore.write_book(self.folder, replace(book, files=manifest.files))
         copies.prune(self.target, copies.listing(self.target), self.order.life)
         return manifest, written
 

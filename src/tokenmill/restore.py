@@ -4,6 +4,7 @@ What is fetched is verified, put together aside and renamed into place at once: 
 as empty as it was. An older copy is taken, and said, where the newest is damaged; an empty run is begun on none.
 """
 
+import errno
 import os
 import re
 import secrets
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import xxhash
+from msgspec.structs import replace
 
 from tokenmill import copies, store
 from tokenmill.copies import Copied, DamagedError, Manifest, Sign
@@ -27,12 +29,14 @@ class Book(msgspec.Struct, frozen=True):
     """What a run folder knows of its copy, in copy.json.
 
     `folder` is its own id, new at every restore; `restored` the newest copy that was there then, by folder and number;
-    `files` are the pieces that were verified, whether a manifest names them yet or not.
+    `apart` the copy's folder, where that lay on another disk; `files` are the pieces that were verified, whether a
+    manifest names them yet or not.
     """
 
     folder: str = ""
     restored: tuple[str, int] = ("", 0)
     files: tuple[Copied, ...] = ()
+    apart: str = ""
 
     def knows(self, manifest: Manifest) -> bool:
         """Whether the manifest tells a past of this folder."""
@@ -51,11 +55,21 @@ def write_book(folder: RunFolder, book: Book) -> None:
     write_aside(_book(folder), msgspec.json.encode(book))
 
 
+def check_mount(folder: RunFolder, target: Path) -> None:
+    """Raises OSError where the copy's mount is gone: what is written there now would fill the run folder's disk."""
+    book = read_book(folder)
+    apart = str(target) if target.parent.stat().st_dev != folder.path.stat().st_dev else ""
+    if book.apart == str(target) and not apart:
+        raise OSError(errno.ENODEV, "its mount is gone: the disk of the run folder is there now", str(target.parent))
+    if book.apart != apart:
+        write_book(folder, replace(book, apart=apart))
+
+
 def own_id(folder: RunFolder) -> str:
     """The run folder's id, given to it the first time."""
     book = read_book(folder)
     if not book.folder:
-        book = Book(secrets.token_hex(8), book.restored, book.files)
+        book = replace(book, folder=secrets.token_hex(8))
         write_book(folder, book)
     return book.folder
 
@@ -86,6 +100,9 @@ def restore(
             shutil.rmtree(aside, ignore_errors=True)
             warn(f"copy {manifest.number} cannot be restored: {error}")
             continue
+        except OSError:
+            shutil.rmtree(aside, ignore_errors=True)  # a full disk is not left full
+            raise
         (aside / "data").mkdir(parents=True, exist_ok=True)
         _place(aside, folder, manifest, newest)
         return manifest
@@ -112,7 +129,8 @@ def _fetch(target: Path, file: Copied, path: Path, sign: Sign) -> None:
 
 def _place(aside: Path, folder: RunFolder, manifest: Manifest, newest: Manifest) -> None:
     """The book first: a death before `data` is in place restores again, one after it knows what it has."""
-    write_book(folder, Book(secrets.token_hex(8), (newest.folder, newest.number), manifest.files))
+    book = Book(secrets.token_hex(8), (newest.folder, newest.number), manifest.files, read_book(folder).apart)
+    write_book(folder, book)
     events = aside / "events.jsonl"
     if events.exists():
         new = folder.events.read_bytes() if folder.events.exists() else b""

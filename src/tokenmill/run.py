@@ -48,7 +48,9 @@ class Interrupts:
         """What a signal does: drain at the first, cut at the second."""
         self.count += 1
         if self.stop is None:
-            self._log.say("run", f"{number.name}: ends before generation", "warn")
+            over = self._progress.state in ("done", "stopped", "failed")
+            words = "once more leaves without the last copy" if over else "ends before generation"
+            self._log.say("run", f"{number.name}: {words}", "warn")
             if self.count > 1:
                 os._exit(INTERRUPTED)  # nothing that this process started runs yet
             return

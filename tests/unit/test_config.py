@@ -295,6 +295,7 @@ def test_flags_and_variables_that_are_no_secrets_are_shown() -> None:
         {"judge": {"reject": ["empty"]}, "generation": {"temperature": 0.6, "seed": 1, "extra": {"a": [1, 2.5]}}},
         {"engine": {"args": {"speculative-config": {"method": "mtp"}, "flag": True}}, "fleet": {"backoff": "200ms"}},
         {"fleet": {"give_up": "14d"}},
+        {"output": {"copy_to": "/mnt/bucket", "copy_every": "90s"}},
         {"fleet": {"start_timeout": "12345.678s", "backoff": 1e-07}},
     ],
 )

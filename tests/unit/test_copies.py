@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ class World:
         """A new life begins."""
         self.number += 1
         self.folder.create()
+        self.target.parent.mkdir(exist_ok=True)
         return self.visit("begin")
 
     def visit(self, kind: str, die_at: int = -1) -> Reply:
@@ -281,6 +283,23 @@ def test_what_is_lost_here_is_not_copied_over(world: World) -> None:
     assert "part-000001.parquet is gone, and only its copy is left" in reply.text
     world.lose()
     assert len(world.keys()) == 3
+
+
+def test_a_mount_that_goes_away_does_not_fill_the_disk_below_it(world: World) -> None:
+    world.append(1)
+    point = world.target.parent
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", point], capture_output=True).returncode:
+        pytest.skip("no right to mount a tmpfs")
+    try:
+        world.copy()
+    finally:
+        subprocess.run(["umount", "-l", point], check=True)
+    before = list(point.rglob("*"))
+    reply = world.visit("round")
+    assert (reply.kind, reply.text.partition(": ")[0]) == ("OSError", str(point))
+    assert "its mount is gone" in reply.text
+    assert world.visit("begin").kind == "OSError"
+    assert list(point.rglob("*")) == before
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------
