@@ -5,7 +5,10 @@ On a folder, and on a real FUSE mount that can do what an object store can (test
 """
 
 import errno
+import fcntl
+import mmap
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -13,7 +16,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -137,12 +140,75 @@ def test_a_lost_machine_costs_what_came_after_its_last_copy(
     assert answered_prompts(log).total() == before
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_lost_or_killed_again_and_again_at_random_moments_nothing_copied_is_paid_for_twice(
+    case: Case, target: Path
+) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    log = prepare(case, target, 3 * PROMPTS)
+    bills = []
+    for _ in range(10):
+        process = case.start()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(rng.uniform(0.2, 6.0))
+        assert process.poll() is None, case.output()
+        if rng.random() < 0.7:
+            lose_the_machine(case, process)
+        else:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+        if newest(target):
+            bills.append((copied_prompts(target, case.folder / "aside"), answered_prompts(log)))
+    assert case.run() == 0, case.output()
+    assert_whole(case, {f"p{number}" for number in range(3 * PROMPTS)})
+    final = answered_prompts(log)
+    for paid, asked in bills:
+        assert {prompt: final[prompt] for prompt in paid} == {prompt: asked[prompt] for prompt in paid}, f"seed {seed}"
+    print(f"copied at each death: {[len(paid) for paid, _ in bills]}; asked in all: {final.total()}")
+
+
 def _rows(target: Path) -> int:
     """Journal lines in the newest copy, by a glance, and a part's as what a segment holds."""
     found = newest(target)
     data = [file for file in found.files if file.source.startswith("data/")] if found else []
     parts = sum("part-" in file.source for file in data)
     return parts * 15 + sum(file.size for file in data if "journal-" in file.source) // 4000
+
+
+def test_the_mount_of_these_tests_can_do_no_more_than_an_object_store(bucket: Mount) -> None:
+    path, other = bucket.point / "file", bucket.point / "other"
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    os.write(handle, b"bytes")
+    assert list(bucket.point.iterdir()) == [], "it is there once it is closed"
+    os.close(handle)
+    assert path.read_bytes() == b"bytes"
+    new = os.open(other, os.O_RDWR | os.O_CREAT)
+    os.write(new, b"bytes")
+    read = os.open(path, os.O_RDONLY)
+    tries: list[Callable[[], object]] = [
+        lambda: path.rename(other),
+        lambda: os.link(path, other),
+        lambda: path.open("ab"),
+        lambda: path.open("wb"),
+        lambda: os.truncate(path, 0),
+        lambda: os.pwrite(new, b"x", 0),
+        lambda: fcntl.flock(read, fcntl.LOCK_EX),
+        lambda: fcntl.lockf(read, fcntl.LOCK_SH),
+        lambda: mmap.mmap(new, 5),
+    ]
+    try:
+        for attempt in tries:
+            with pytest.raises(OSError) as caught:
+                attempt()
+            assert caught.value.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENODEV, errno.EEXIST)
+    finally:
+        os.close(new)
+        os.close(read)
+    path.unlink()
+    assert not path.exists()
 
 
 # -- a mount that fails ------------------------------------------------------------------------------------------------

@@ -205,6 +205,39 @@ def test_a_round_copies_only_what_is_new(world: World) -> None:
     assert new_files(world) == ["config"]
 
 
+def test_lines_that_a_failed_write_took_back_are_not_in_the_next_copy(world: World) -> None:
+    world.append(3)
+    world.copy()
+    before = world.keys()
+    world.roll_back()
+    assert len(world.keys() ^ before) == 2
+    world.copy()
+    world.roll_back()
+    world.append(2)
+    world.copy()
+    world.lose()
+
+
+def test_half_a_line_is_not_copied(world: World) -> None:
+    world.append(2)
+    whole = store.journals(world.folder.data)[0].read_bytes()
+    world.append(0, b"half a line")
+    world.copy()
+    shutil.rmtree(world.folder.path)
+    world.start()
+    assert store.journals(world.folder.data)[0].read_bytes() == whole
+
+
+def test_what_somebody_removed_from_the_copy_is_copied_again(world: World) -> None:
+    world.append(2)
+    world.copy()
+    for path in world.target.glob("journal-*"):
+        path.unlink()
+    world.copy()
+    world.lose()
+    assert len(world.keys()) == 2
+
+
 def test_the_last_two_whole_copies_stay_and_nothing_else(world: World) -> None:
     for _ in range(5):
         world.append(1)
