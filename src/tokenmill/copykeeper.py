@@ -58,6 +58,11 @@ async def kept(config: Config, folder: RunFolder, log: EventLog, progress: Progr
         await keeper.end()
 
 
+def wait_s(every_s: float, failures: int) -> float:
+    """Until the next round, after so many failed ones in a row."""
+    return float(min(every_s * 2.0 ** min(failures, 30), max(every_s, MOST_WAIT_S)))
+
+
 class Keeper:
     """One life's copy."""
 
@@ -92,7 +97,7 @@ class Keeper:
     async def run(self) -> None:
         """Rounds until it is cancelled."""
         while True:
-            await asyncio.sleep(min(self._every_s * 2**self._failures, max(self._every_s, MOST_WAIT_S)))
+            await asyncio.sleep(wait_s(self._every_s, self._failures))
             reply = await self._visit("round")
             if reply.kind != "done":
                 self._failed(reply)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.unit.make import record
 from tokenmill import copies, dataset, restore, store
 from tokenmill.copies import DamagedError, Holder, Lease
+from tokenmill.copykeeper import wait_s
 from tokenmill.copyround import MOST_PIECES, Order, Reply, visit
 from tokenmill.folder import RunFolder
 from tokenmill.machine import processes
@@ -513,3 +514,8 @@ def test_a_manifest_that_its_writer_died_in_is_none(world: World, content: bytes
     world.append(1)
     world.copy()
     assert world.newest() == 100
+
+
+def test_a_copy_that_fails_is_tried_again_later_each_time_and_within_the_hour() -> None:
+    assert [wait_s(600, failures) for failures in (0, 1, 2, 3, 10**6)] == [600, 1200, 2400, 3600, 3600]
+    assert wait_s(7200, 5) == 7200
