@@ -49,7 +49,8 @@ class Interrupts:
         self.count += 1
         if self.stop is None:
             over = self._progress.state in ("done", "stopped", "failed")
-            words = "once more leaves without the last copy" if over else "ends before generation"
+            words = "leaves without the last copy" if over else "ends before generation"
+            words = f"once more {words}" if over and self.count == 1 else words
             self._log.say("run", f"{number.name}: {words}", "warn")
             if self.count > 1:
                 os._exit(INTERRUPTED)  # nothing that this process started runs yet
