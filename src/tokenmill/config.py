@@ -175,6 +175,8 @@ class Gate(Section):
 class Output(Section):
     dir: str = "runs"
     segment: Bytes = 128_000_000
+    copy_to: str = ""
+    copy_every: Seconds = 600.0
 
 
 class Config(Section):
@@ -202,6 +204,11 @@ class Config(Section):
     def folder(self) -> Path:
         """The run folder."""
         return Path(self.output.dir) / self.name
+
+    @property
+    def copy_folder(self) -> Path:
+        """The run's copy, where there is to be one."""
+        return Path(self.output.copy_to) / self.name
 
     @property
     def served_name(self) -> str:

@@ -146,6 +146,8 @@ def _absolute(config: Config, base: Path) -> Config:
         update={
             "model": model if is_hub_id or not model.path else model.model_copy(update={"path": resolve(model.path)}),
             "prompts": config.prompts.model_copy(update={"path": resolve(config.prompts.path)}),
-            "output": config.output.model_copy(update={"dir": resolve(config.output.dir)}),
+            "output": config.output.model_copy(
+                update={"dir": resolve(config.output.dir), "copy_to": resolve(config.output.copy_to)}
+            ),
         }
     )

@@ -17,11 +17,13 @@ FEW = 10
 
 
 class Progress:
-    """`state` is the run's step, in a word; `ledger` is None until the accounts are open."""
+    """`state` is the run's step, in a word; `ledger` is None until the accounts are open; `copied` is the time of the
+    newest whole copy, 0 without one."""
 
     def __init__(self, folder: RunFolder, view: View) -> None:
         self.state = "preflight"
         self.message = ""
+        self.copied = 0.0
         self.ledger: Ledger | None = None
         self._folder = folder
         self._before = folder.status()
@@ -83,6 +85,7 @@ class Progress:
             labels=labels,
             message=self.message,
             updated=now(),
+            copied=self.copied,
         )
 
     def _eta_s(self, counts: PromptCounts) -> float | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import tomli_w
 
-from tokenmill import report
+from tokenmill import copykeeper, report
 from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
 from tokenmill.doctor import preflight
@@ -49,9 +49,7 @@ class Interrupts:
         """What a signal does: drain at the first, cut at the second."""
         self.count += 1
         if self.finishing:
-            self._log.say(
-                "run", f"{number.name}: all that came is stored; sealing and the report take a moment", "warn"
-            )
+            self._hasten(number)
             return
         if self.stop is None:
             self._log.say("run", f"{number.name}: ends before generation", "warn")
@@ -68,6 +66,17 @@ class Interrupts:
         task = asyncio.ensure_future(self.stop(grace_s))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _hasten(self, number: signal.Signals) -> None:
+        """Nothing is in flight any more: sealing and the report are short, the last copy may be left."""
+        copying = self._progress.state in ("done", "stopped", "failed")
+        if not copying:
+            words = "all that came is stored; sealing and the report take a moment"
+        else:
+            words = "leaves without the last copy" if self.count > 1 else "once more leaves without the last copy"
+        self._log.say("run", f"{number.name}: {words}", "warn")
+        if copying and self.count > 1:
+            os._exit(INTERRUPTED)  # the copying process dies with this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +113,7 @@ async def run(order: Order, view: View) -> int:
             except TokenmillError as error:
                 progress.state, progress.message = "failed", str(error)
                 if left := survivors(folder):
-                    words = f"{len(left)} servers of an earlier start go on"
+                    words = f"{len(left)} servers go on"
                     log.say("run", words, "warn", f"tokenmill down {folder.path}   ends them")
                 raise
             finally:
@@ -116,6 +125,13 @@ async def _run(desk: Desk, order: Order) -> int:
     living = survivors(folder)
     await preflight(config, folder, living, log, order.skip)
     folder.write_config(tomli_w.dumps(shown(config)))
+    async with copykeeper.kept(config, folder, log, progress):
+        return await _produce(desk, order, living)
+
+
+async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
+    """From the accounts to the report; returns 0 or 130."""
+    config, folder, log, progress = desk.config, desk.folder, desk.log, desk.progress
     accounts = await resume(config, folder, log)
     progress.ledger = accounts.ledger
     store = Store(folder.data, config.output.segment, lambda text, level: log.say("store", text, level))

@@ -22,7 +22,7 @@ from tokenmill.machine import processes
 from tokenmill.machine.logtail import LogTail
 from tokenmill.node import LocalNode
 from tokenmill.progress import Progress
-from tokenmill.view import View
+from tokenmill.view import View, duration
 
 LOOK_S = 0.5
 """Between two looks at a file or at a state, for a person who waits."""
@@ -126,6 +126,8 @@ def status_lines(status: RunStatus) -> Iterator[str]:
         done = counts.total - counts.pending
         verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
         yield f"  {done:,}/{counts.total:,} done: {verdicts}"
+    if status.copied:
+        yield f"  the last whole copy is {duration(time.time() - status.copied)} old"
     for server in status.servers:
         words = [
             f"  server {server.index}",

@@ -251,6 +251,13 @@ def test_paths_are_relative_to_the_config_and_a_hub_id_is_no_path(tmp_path: Path
     assert config.folder == tmp_path / "runs" / "run"
 
 
+def test_the_copys_path_is_relative_to_the_config_and_none_stays_none(tmp_path: Path) -> None:
+    minimal = '[model]\npath = "/m"\n' + MINIMAL
+    assert loaded(tmp_path, minimal).output.copy_to == ""
+    config = loaded(tmp_path, minimal, "output.copy_to=../bucket")
+    assert config.copy_folder == tmp_path.parent / "bucket" / "run"
+
+
 def test_the_served_name_is_the_folders_unless_it_is_given() -> None:
     assert checked({"model": {"path": "/models/Qwen3"}}).served_name == "Qwen3"
     assert checked({"model": {"path": "/models/Qwen3", "name": "q"}}).served_name == "q"
@@ -295,6 +302,7 @@ def test_flags_and_variables_that_are_no_secrets_are_shown() -> None:
         {"judge": {"reject": ["empty"]}, "generation": {"temperature": 0.6, "seed": 1, "extra": {"a": [1, 2.5]}}},
         {"engine": {"args": {"speculative-config": {"method": "mtp"}, "flag": True}}, "fleet": {"backoff": "200ms"}},
         {"fleet": {"give_up": "14d"}},
+        {"output": {"copy_to": "/mnt/bucket", "copy_every": "90s"}},
         {"fleet": {"start_timeout": "12345.678s", "backoff": 1e-07}},
     ],
 )

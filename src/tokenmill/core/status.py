@@ -48,7 +48,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     """`state` is the run's step: preflight, staging, starting, generating, draining, sealing, done, stopped, failed.
 
     `tokens` came in `seconds` of generating since this start; `tokens_per_s` is of the last minute, and their quotient
-    once servers have stopped.
+    once servers have stopped. `copied` is the Unix time of the newest whole copy in output.copy_to, 0 without one.
     """
 
     run: str
@@ -63,3 +63,4 @@ class RunStatus(msgspec.Struct, frozen=True):
     labels: dict[str, int] = {}
     message: str = ""
     updated: float = 0.0
+    copied: float = 0.0

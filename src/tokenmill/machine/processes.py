@@ -6,6 +6,7 @@ fork) is still found by the variable TOKENMILL_SERVER in its environment.
 """
 
 import asyncio
+import ctypes
 import os
 import resource
 import signal
@@ -21,6 +22,8 @@ MARK = "TOKENMILL_SERVER"
 
 NO_GROUP = -1
 """Members by their mark alone: a group's number may be unknown, or another's by now."""
+
+_PR_SET_PDEATHSIG = 1
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -177,6 +180,14 @@ def signal_all(targets: Sequence[int], number: signal.Signals) -> None:
             os.kill(pid, number)
         except (ProcessLookupError, PermissionError):
             pass
+
+
+def die_with_parent() -> None:
+    """Ends this process when the one that started it dies, however it dies."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before that
 
 
 def raise_open_files(wanted: int) -> int:

@@ -137,3 +137,17 @@ def test_processor_time_and_names_are_read() -> None:
     until(lambda: sum(range(200_000)) > 0 and processes.cpu_seconds([os.getpid(), 2**22 + 1]) > began)
     assert f"pid {os.getpid()} (" in processes.describe(os.getpid())
     assert processes.describe(2**22 + 1).endswith("(unknown command)")
+
+
+def test_a_process_dies_with_the_one_that_started_it_however_that_dies() -> None:
+    child = f"from tokenmill.machine import processes as p; p.die_with_parent(); print(1, flush=True); {SLEEP}"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert parent.stdout is not None
+    try:
+        assert parent.stdout.readline() == b"1\n"
+        os.kill(parent.pid, signal.SIGKILL)
+        assert parent.stdout.read() == b"", "the pipe ends with the last process that has it"
+    finally:
+        os.killpg(parent.pid, signal.SIGKILL) if processes.members(parent.pid) else None
+        parent.communicate()
