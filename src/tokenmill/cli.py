@@ -160,7 +160,7 @@ def logs(
         int | None, typer.Argument(metavar="[SERVER]", help="A server's number; all where left out.")
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines of each log.")] = 50,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Last lines of each log.")] = 50,
 ) -> None:
     """Show the servers' own logs, each line with its server's number in front."""
     from tokenmill import servers

@@ -7,8 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -53,6 +55,23 @@ def _time_text(seconds: float) -> str:
     return f"{seconds!r}s"
 
 
+LONGEST_NAME = 255
+"""Bytes of one name of a path, on every file system in use."""
+
+
+def _path(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("must be a path, and holds a NUL character")
+    if any(len(part.encode()) > LONGEST_NAME for part in Path(value).parts):
+        raise ValueError(f"must be a path, and has a name of more than {LONGEST_NAME} bytes")
+    try:
+        Path(value).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"must be a path: {error}") from error
+    return value
+
+
+Folder = Annotated[str, AfterValidator(_path)]
 Seconds = Annotated[PositiveFloat, BeforeValidator(_seconds), PlainSerializer(_time_text)]
 Bytes = Annotated[PositiveInt, BeforeValidator(_bytes)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -63,7 +82,7 @@ class Section(BaseModel):
 
 
 class Model(Section):
-    path: str = ""
+    path: Folder = ""
     name: str = ""
     revision: str = ""
 
@@ -78,6 +97,15 @@ class Stage(Section):
         if value not in ("auto", "off") and not Path(value).is_absolute():
             raise ValueError("must be auto, off or an absolute folder")
         return value
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return usable and not re.search(r"\s", text)
 
 
 class Engine(Section):
@@ -96,11 +124,28 @@ class Engine(Section):
             raise ValueError(f"must be one of {', '.join(plugins.names('engines'))}, not {value!r}")
         return value
 
+    @field_validator("env")
+    @classmethod
+    def _variables(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not name or "=" in name or "\0" in name + text:
+                raise ValueError(f"{name!r} cannot be a variable: a name without =, and no NUL character anywhere")
+        return value
+
+    @field_validator("args", "command")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        if "\\x00" in repr(value):
+            raise ValueError("must hold no NUL character")
+        if isinstance(value, list) and value and not value[0].strip():
+            raise ValueError("must begin with a program")
+        return value
+
     @field_validator("addresses")
     @classmethod
     def _http(cls, value: list[str]) -> list[str]:
         for address in value:
-            if not re.match(r"https?://[^/\s]+", address):
+            if not _is_address(address):
                 raise ValueError(f'{address!r} is not an address such as "http://127.0.0.1:8000"')
         return [address.rstrip("/").removesuffix("/v1") for address in value]
 
@@ -122,8 +167,12 @@ class Fleet(Section):
     keep_servers: Literal["no", "stopped", "always"] = "no"
 
 
+MOST_SHARDS = 1_000_000
+"""More than anybody has prompts to share; the hash that shares them has 64 bits."""
+
+
 class Prompts(Section):
-    path: str = ""
+    path: Folder = ""
     limit: NonNegativeInt = 0
     shard: str = "0/1"
     dedup: bool = False
@@ -132,8 +181,8 @@ class Prompts(Section):
     @classmethod
     def _part(cls, value: str) -> str:
         match = re.fullmatch(r"(\d+)/(\d+)", value)
-        if not match or int(match[1]) >= int(match[2]):
-            raise ValueError('must be "i/n" with 0 <= i < n, such as "0/4"')
+        if not match or not int(match[1]) < int(match[2]) <= MOST_SHARDS:
+            raise ValueError(f'must be "i/n" with 0 <= i < n <= {MOST_SHARDS:,}, such as "0/4"')
         return value
 
 
@@ -173,9 +222,9 @@ class Gate(Section):
 
 
 class Output(Section):
-    dir: str = "runs"
+    dir: Folder = "runs"
     segment: Bytes = 128_000_000
-    copy_to: str = ""
+    copy_to: Folder = ""
     copy_every: Seconds = 600.0
 
 
@@ -196,7 +245,7 @@ class Config(Section):
     @field_validator("name")
     @classmethod
     def _folder_name(cls, value: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value) or len(value) > LONGEST_NAME:
             raise ValueError("must be a folder name of letters, digits, '.', '_' and '-'")
         return value
 

@@ -10,7 +10,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from mmap import ACCESS_READ, mmap
@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 
 from tokenmill.core.records import NULL, Parts, Record
+from tokenmill.errors import StoreError
 from tokenmill.store import is_whole, journals, number_of, part_of, parts, place_of, plain
 
 
@@ -74,6 +75,12 @@ class _Journal:
     file: BinaryIO
 
 
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's, even where its state is lost: it holds a store."""
+    data = path / "data"
+    return (path / "state.json").exists() or bool(journals(data) or parts(data))
+
+
 class _Snapshot:
     """The files of a store at one moment: no row in two of them, none in between, however the run seals meanwhile."""
 
@@ -110,12 +117,25 @@ def briefs(data: Path, tell: Callable[[str], None] = lambda text: None) -> Itera
 
 def _columns(part: Path, kind: type[Any]) -> Iterator[Any]:
     """The rows of a part as structs of some of its fields, in its order."""
-    import pyarrow.parquet as pq
-
     names = list(kind.__struct_fields__)
-    with pq.ParquetFile(part) as file:
+    with _opened(part) as file:
         for batch in file.iter_batches(batch_size=BATCH, columns=names):
             yield from map(kind, *(batch.column(name).to_pylist() for name in names))
+
+
+@contextmanager
+def _opened(part: Path) -> Iterator[Any]:
+    """A part as pyarrow reads it; raises StoreError where it is damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(part) as file:
+            yield file
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise StoreError(
+            f"{part} is damaged: {error}", fix=f"mv {part} {part}.bad   and run again: its rows are generated anew"
+        ) from error
 
 
 def _lines_backwards(file: BinaryIO) -> Iterator[tuple[bytes, Callable[[], int]]]:
@@ -210,9 +230,7 @@ def _push(heap: list[tuple[Place, int, Aged, Iterator[Aged]]], number: int, stre
 
 
 def _first_row(part: Path) -> int:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(part) as file:
+    with _opened(part) as file:
         column = file.schema_arrow.get_field_index("row")
         statistics = file.metadata.row_group(0).column(column).statistics
         return int(statistics.min)
@@ -242,9 +260,7 @@ def _part_stream(part: Path) -> Iterator[Aged]:
 
 def part_records(part: Path) -> Iterator[Record]:
     """The records of a sealed file, in its order."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(part) as file:
+    with _opened(part) as file:
         for batch in file.iter_batches(batch_size=FEW, columns=list(Record.__struct_fields__)):
             yield from map(from_row, batch.to_pylist())
 

@@ -33,6 +33,8 @@ CHECKS: dict[str, Callable[[Context], Iterator[Finding]]] = {
 
 def examine(context: Context, skip: tuple[str, ...] = ()) -> list[Finding]:
     """All findings, check by check; a check that is skipped leaves none."""
+    if unknown := set(skip) - CHECKS.keys():
+        raise UsageError(f"--skip {', '.join(sorted(unknown))}: no such check; there are: {', '.join(CHECKS)}")
     findings: list[Finding] = []
     for name, check in CHECKS.items():
         if name in skip:

@@ -19,7 +19,8 @@ def export(folder: RunFolder, name: str, out: Path, rules: Rules, *, samples: in
     kind = plugins.load("formats", name)
     if out.exists():
         raise UsageError(f"{out} exists already", fix="name a new folder, or remove it")
-    written: Format = kind(several=samples > 1)
+    several = samples > 1 or any(brief.sample or brief.turn for brief in dataset.briefs(folder.data))
+    written: Format = kind(several=several)
     aside = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         aside.mkdir(parents=True)

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from tokenmill.core.status import RunStatus
 from tokenmill.errors import PreflightError, UsageError
@@ -52,11 +53,15 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """`keep`: the servers are meant to outlive their owner, until `down` or the next run."""
+    """`keep`: the servers are meant to outlive their owner, until `down` or the next run.
+
+    `home` is the folder that it was written for: in a copy of the folder it speaks of somebody else's processes.
+    """
 
     owner: Owner | None = None
     servers: tuple[ServerEntry, ...] = ()
     keep: bool = False
+    home: str = ""
 
 
 class RunFolder:
@@ -96,13 +101,24 @@ class RunFolder:
             raise self._unwritable(error) from error
 
     def state(self) -> State:
-        """What the last owner wrote; empty where there is nothing readable."""
+        """What the last owner wrote; empty where there is nothing readable, or where it came with a copy."""
         try:
-            return msgspec.json.decode(self.state_file.read_bytes(), type=State)
+            found = msgspec.json.decode(self.state_file.read_bytes(), type=State)
         except (OSError, msgspec.DecodeError):
             return State()
+        return found if found.home in ("", self._home()) else State()
+
+    def _home(self) -> str:
+        """The lock's own file: a folder that is renamed keeps it, a copy has another."""
+        try:
+            lock = (self.path / ".lock").stat()
+        except OSError:
+            return ""
+        return f"{lock.st_dev}:{lock.st_ino}"
 
     def write_state(self, state: State) -> None:
+        """Replaces what the folder remembers of owner and servers."""
+        state = replace(state, home=self._home())
         write_aside(self.state_file, msgspec.json.format(msgspec.json.encode(state), indent=1))
 
     def write_servers(self, servers: tuple[ServerEntry, ...], *, keep: bool) -> None:

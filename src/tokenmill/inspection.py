@@ -72,7 +72,7 @@ class _Findings:
 def inspect(path: Path, rules: Rules | None = None) -> Inspection:
     """Reads all rows once. Raises UsageError where there is nothing to read or no row has a known form."""
     findings = _Findings(rules or Rules())
-    if (path / "state.json").exists():
+    if dataset.is_run(path):
         _inspect_records(dataset.records(path / "data"), findings)
     elif ours := _own_parts(path):
         _inspect_records((record for part in ours for record in dataset.part_records(part)), findings)
@@ -86,12 +86,17 @@ def inspect(path: Path, rules: Rules | None = None) -> Inspection:
 
 def _own_parts(path: Path) -> list[Path]:
     """The files of a Parquet export or of a run's data folder: they hold records, which say more than messages."""
-    if not any(file.suffix == ".parquet" for file in files(path)):
+    found = [file for file in files(path) if file.suffix == ".parquet"]
+    if not found:
         return []
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     wanted = {"key", "labels", "output_ids", "parts"}
-    return [file for file in files(path) if wanted <= set(pq.read_schema(file).names)]
+    try:
+        return [file for file in found if wanted <= set(pq.read_schema(file).names)]
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(f"{path} holds a damaged Parquet file: {error}") from error
 
 
 def _inspect_records(records: Iterable[Record], findings: _Findings) -> None:

@@ -38,6 +38,7 @@ class Found:
     strangers: int = 0
     cohort: int = -1
     first_cohort: int = 0
+    settings: set[str] = field(default_factory=set)
 
 
 class Ledger:
@@ -72,6 +73,7 @@ class Ledger:
 
     def _take_in(self, brief: Brief, row: int, digest: int, rules: Rules, gate: Gate, found: Found) -> None:
         found.rows += 1
+        found.settings.add(brief.settings)
         state = NOT_ASKED if row < 0 or brief.sample >= self.samples else self._state(row, brief.sample)
         if state == NOT_ASKED:
             found.strangers += 1

@@ -23,7 +23,7 @@ from tokenmill.rows import MAX_LINE, Mask, RawRow
 Hashes = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int32]
 
-_EMPTY = msgspec.Raw(b"")
+_EMPTY, _NOTHING = msgspec.Raw(b""), msgspec.Raw(b"[]")
 
 
 class _Row(msgspec.Struct, gc=False):
@@ -49,6 +49,8 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a row that is no JSON object raises; nested a thousand deep, it is none that anybody means."""
 
 _row = msgspec.json.Decoder(_Row)
+_loose = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_IDS = {"id", "custom_id", "uuid"}
 _body = msgspec.json.Decoder(_Body)
 _any = msgspec.json.Decoder()
 
@@ -69,7 +71,7 @@ class Identity(NamedTuple):
 def identity(data: bytes) -> Identity:
     """What a row is called and what it says. A row that is no JSON object is called by its bytes."""
     try:
-        row = _row.decode(data)
+        row = _read(data)
     except UNREADABLE:
         digest = xxhash.xxh3_64_hexdigest(data)
         return Identity(digest, digest)
@@ -84,11 +86,21 @@ def _content(row: _Row) -> "msgspec.Raw | bytes":
 
 
 def _given(*fields: msgspec.Raw) -> msgspec.Raw:
-    """The first field that is there and not null."""
+    """The first field that is there, not null and not an empty list."""
     for raw in fields:
-        if raw is not _EMPTY and raw != NULL:
+        if raw is not _EMPTY and raw != NULL and raw != _NOTHING:
             return raw
     return _EMPTY
+
+
+def _read(data: bytes) -> _Row:
+    """A row; an id that is neither text nor number is none, and the row is called by its content."""
+    try:
+        return _row.decode(data)
+    except msgspec.ValidationError:
+        loose = _loose.decode(data)
+        fields: dict[str, Any] = {name: loose[name] for name in COLUMNS if name in loose and name not in _IDS}
+        return _Row(**fields)
 
 
 def _own_id(row: _Row) -> str:
@@ -164,7 +176,7 @@ def scan(path: Path, limit: int = 0, progress: Callable[[int], None] = lambda co
 def _hashes(data: bytes) -> tuple[int, int]:
     """The hashes of a row's own key and of its content: `identity` without making strings of the usual case."""
     try:
-        row = _row.decode(data)
+        row = _read(data)
     except UNREADABLE:
         digest = _hash(data)
         return _hash(b"%016x" % digest), digest
@@ -222,12 +234,13 @@ _KEPT = ("reasoning_content", "tool_calls", "tool_call_id", "name")
 def messages(data: bytes) -> tuple[msgspec.Raw, msgspec.Raw]:
     """What is sent of a row: its messages up to the last user or tool turn, and its tools. Raises BadPromptError."""
     try:
-        row = _row.decode(data)
+        row = _read(data)
         content, tools = _given(row.messages, row.conversations), bytes(_given(row.tools)) or b"null"
-        if content is _EMPTY and _given(row.body) is not _EMPTY:
+        prompt = _given(row.prompt)
+        if content is _EMPTY and prompt is _EMPTY and _given(row.body) is not _EMPTY:
             body = _body.decode(bytes(row.body))
             content, tools = _given(body.messages), bytes(_given(body.tools)) or b"null"
-        turns = _prompt(bytes(_given(row.prompt))) if content is _EMPTY else _any.decode(bytes(content))
+        turns = _prompt(bytes(prompt)) if content is _EMPTY else _any.decode(bytes(content))
         _any.decode(tools)
     except UNREADABLE as error:
         raise BadPromptError(_why_not_json(data, error)) from error
@@ -241,10 +254,12 @@ def messages(data: bytes) -> tuple[msgspec.Raw, msgspec.Raw]:
     return msgspec.Raw(msgspec.json.encode(normal)), msgspec.Raw(tools) if tools != b"null" else NULL
 
 
-def _prompt(raw: bytes) -> list[dict[str, str]]:
+def _prompt(raw: bytes) -> Any:
+    """The user's only turn, or turns as some trainers write them."""
     if not raw:
-        raise BadPromptError("none of the fields messages, conversations, prompt, body")
-    return [{"role": "user", "content": _any.decode(raw)}]
+        raise BadPromptError("none of the fields messages, conversations, prompt, body holds anything")
+    content = _any.decode(raw)
+    return content if isinstance(content, list) else [{"role": "user", "content": content}]
 
 
 def _list_of(turns: Any) -> list[Any]:

@@ -56,6 +56,7 @@ async def resume(config: Config, folder: RunFolder, log: EventLog) -> Accounts:
     ledger = Ledger(index, config.generation.samples, (int(part), int(of)))
     stored = dataset.briefs(folder.data, lambda text: log.say("store", text, "warn"))
     found = await asyncio.to_thread(ledger.load, stored, rules, gate)
+    settings.guard_table(found.settings, settings.read(folder.data), folder.data)
     _guard_prompts(found, log)
     feed = Feed(
         path, ledger, row.id, cohort=config.gate.cohort, next_cohort=found.cohort + 1, dedup=config.prompts.dedup

@@ -159,6 +159,10 @@ def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
             if processes.alive(owner.process):
                 os.kill(owner.process.pid, signal.SIGTERM)
         while processes.alive(owner.process):
+            status = processes.stat(owner.process.pid)
+            if status is not None and status.state in "Tt":
+                words = f"tokenmill {owner.command}, pid {owner.process.pid}, is stopped and cannot end"
+                raise UsageError(words, fix=f"kill -CONT {owner.process.pid}   lets it go on")
             time.sleep(LOOK_S)
     living = survivors(folder)
     if living:

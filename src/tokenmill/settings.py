@@ -95,6 +95,17 @@ def guard(new: Settings, recorded: list[Settings]) -> None:
             )
 
 
+def guard_table(used: set[str], recorded: list[Settings], data: Path) -> None:
+    """Raises GuardError where records were made with settings that are in no row: they could be anything."""
+    missing = used - {row.id for row in recorded} - {""}
+    if missing:
+        raise GuardError(
+            f"{data / 'settings.jsonl'} is lost or damaged: records were made with settings "
+            f"{', '.join(sorted(missing))}, and it has no such row",
+            fix="bring that file back, or begin a new run: another name in the config",
+        )
+
+
 def guard_template(template_sha256: str, recorded: list[Settings]) -> None:
     """Raises GuardError where the model's chat template is another than the recorded rows were rendered with."""
     for old in recorded:

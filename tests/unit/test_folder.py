@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -54,7 +55,22 @@ def test_servers_outlive_their_owner_in_the_state(tmp_path: Path) -> None:
     with folder.own("run"):
         folder.write_servers((entry(0), entry(1)), keep=True)
         assert folder.owner() is not None
-    assert folder.state() == State(None, (entry(0), entry(1)), keep=True)
+    found = folder.state()
+    assert (found.owner, found.servers, found.keep) == (None, (entry(0), entry(1)), True)
+
+
+def test_a_copy_of_a_folder_has_no_owner_and_no_servers_but_a_renamed_one_has(tmp_path: Path) -> None:
+    """Else `down` of the copy would end the original's run, and a run of it would take its servers."""
+    folder = RunFolder(tmp_path / "run")
+    with folder.own("run"):
+        folder.write_servers((entry(0),), keep=False)
+        shutil.copytree(folder.path, tmp_path / "copy")
+        copy = RunFolder(tmp_path / "copy")
+        assert (copy.owner(), copy.state().servers) == (None, ())
+        folder.path.rename(tmp_path / "renamed")
+        renamed = RunFolder(tmp_path / "renamed")
+        assert renamed.owner() is not None
+        assert renamed.state().servers == (entry(0),)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"servers": 5}', b"\xff"])

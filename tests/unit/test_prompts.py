@@ -100,7 +100,7 @@ BAD: list[tuple[Any, str]] = [
     ({"prompt": " \n\t"}, "the last turn is empty"),
     ({"prompt": 5}, "no text but int"),
     ({"prompt": None}, "none of the fields messages, conversations, prompt, body"),
-    ({"messages": []}, "no user turn"),
+    ({"messages": []}, "none of the fields messages, conversations, prompt, body holds anything"),
     ({"messages": [ASSISTANT]}, "no user turn"),
     ({"messages": [SYSTEM]}, "no user turn"),
     ({"messages": "hi"}, "messages are no list but str"),

@@ -3,7 +3,7 @@
 The thought comes in `reasoning_content`, in `reasoning` or inside `content`, whichever the server sends.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -28,14 +28,18 @@ class _Choice(msgspec.Struct):
     prompt_token_ids: msgspec.Raw = NULL
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+"""Tokens of one completion; a server that counts otherwise gives an answer that cannot be read."""
+
+
 class _Details(msgspec.Struct):
-    reasoning_tokens: int | None = None
+    reasoning_tokens: Count | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    reasoning_tokens: int | None = None
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    reasoning_tokens: Count | None = None
     completion_tokens_details: _Details | None = None
 
 

@@ -4,7 +4,8 @@
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from tokenmill.core.capacity import Forecast, Given, Limits
 from tokenmill.core.server import Failure, FailureKind
@@ -31,6 +32,11 @@ _vllm = VLLM()
 
 class Fake(OpenAI):
     kind = "fake"
+    own_flags: ClassVar[Mapping[str, str]] = {
+        "port": "from fleet.port",
+        "model": "from model.name",
+        "nonce": "it is the server's identity",
+    }
 
     def command(self, spec: Spec) -> Launch:
         argv = [
