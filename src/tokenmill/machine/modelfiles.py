@@ -99,3 +99,13 @@ def added_tokens(model: Path, *texts: str) -> dict[str, int]:
         entries = read_json(model / "tokenizer.json").get("added_tokens") or []
         ids = {str(entry.get("content")): int(entry["id"]) for entry in entries}
     return {text: ids[text] for text in texts if text in ids}
+
+
+def vocabulary(model: Path) -> dict[int, str]:
+    """The tokens of tokenizer.json by id, added ones too; {} where a model has no such file."""
+    data = read_json(model / "tokenizer.json")
+    own = (data.get("model") or {}).get("vocab") or {}
+    tokens = {number: text for text, number in own.items()} if isinstance(own, dict) else {}
+    if isinstance(own, list):  # Unigram: pairs of text and score, in the ids' order
+        tokens = {number: str(entry[0]) for number, entry in enumerate(own)}
+    return tokens | {int(entry["id"]): str(entry["content"]) for entry in data.get("added_tokens") or []}

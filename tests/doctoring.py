@@ -1,0 +1,47 @@
+"""A doctor's context with readings that a test decides: no GPU, environment or kernel log is asked."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import write_prompts
+from tokenmill import configfile
+from tokenmill.checks.base import Context, Finding
+from tokenmill.folder import RunFolder
+
+REFERENCE = {
+    "speculative-algorithm": "EAGLE",
+    "speculative-num-steps": 3,
+    "speculative-eagle-topk": 1,
+    "speculative-num-draft-tokens": 4,
+    "mamba-scheduler-strategy": "extra_buffer",
+    "max-mamba-cache-size": 80,
+    "mem-fraction-static": 0.90,
+    "context-length": 8192,
+}
+"""The reference run's arguments."""
+
+
+def context(folder: Path, ours: Iterable[Any] = (), **sections: Any) -> Context:
+    """A context on a config of these sections over 40 prompts; the run folder lies in `folder`."""
+    prompts = folder / "prompts.jsonl"
+    if not prompts.exists():
+        write_prompts(prompts, 40)
+    data: dict[str, Any] = {"prompts": {"path": str(prompts)}, "output": {"dir": str(folder / "runs")}}
+    for name, section in sections.items():
+        data[name] = {**data.get(name, {}), **section}
+    made = configfile.validate(data, str(folder / "test.toml"))
+    return Context(made, RunFolder(made.folder), list(ours))
+
+
+Check = Callable[[Context], Iterable[Finding]]
+
+
+def told(check: Check, found: Context, *levels: str) -> list[str]:
+    """The messages of a check's findings with one of these levels (without: all above ok)."""
+    wanted = levels or ("warn", "fail", "unknown")
+    return [finding.message for finding in check(found) if finding.level in wanted]
+
+
+def levels(check: Check, found: Context) -> list[str]:
+    return [finding.level for finding in check(found)]
