@@ -8,6 +8,8 @@ from tests.conftest import write_prompts
 from tokenmill import configfile
 from tokenmill.checks.base import Context, Finding
 from tokenmill.folder import RunFolder
+from tokenmill.machine.gpus import Gpu
+from tokenmill.machine.packages import Package
 
 REFERENCE = {
     "speculative-algorithm": "EAGLE",
@@ -31,8 +33,39 @@ def context(folder: Path, ours: Iterable[Any] = (), **sections: Any) -> Context:
     for name, section in sections.items():
         data[name] = {**data.get(name, {}), **section}
     made = configfile.validate(data, str(folder / "test.toml"))
-    return Context(made, RunFolder(made.folder), list(ours))
+    return Context(
+        made,
+        RunFolder(made.folder),
+        list(ours),
+        read_gpus=lambda: list(CARDS),
+        read_kernel_log=lambda: "",
+        read_package=lambda *_: Package("1.0"),
+    )
 
+
+CARDS = [
+    Gpu(
+        index=number,
+        uuid=f"GPU-{number}{number}{number}{number}-aa",
+        name="NVIDIA B200",
+        memory_total=183 * 10**9,
+        memory_used=10**9,
+        bus=f"00000000:{number + 1:02X}:00.0",
+        driver="580.95.05",
+        cuda=(13, 0),
+        capability=(10, 0),
+        mig=False,
+        ecc_errors=0,
+        remap_pending=False,
+        remap_failed=False,
+        recovery="",
+        throttled=(),
+        power_limit=1_000_000,
+        power_default=1_000_000,
+    )
+    for number in range(7)
+]
+"""The reference machine's cards, in good health and idle."""
 
 Check = Callable[[Context], Iterable[Finding]]
 

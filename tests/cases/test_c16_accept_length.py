@@ -4,6 +4,7 @@
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,11 @@ from tokenmill.checks.base import Context
 from tokenmill.checks.draft import check_draft
 
 
-def made_for(folder: Path, architecture: str, **config: object) -> Path:
+def made_for(folder: Path, architecture: str, **config: Any) -> Path:
     return models.folder(folder, {"model.safetensors": {"fc.weight": (8, 8)}}, architectures=[architecture], **config)
 
 
-def asking(tmp_path: Path, kind: str = "sglang", **args: object) -> Context:
+def asking(tmp_path: Path, kind: str = "sglang", **args: Any) -> Context:
     model = tmp_path / "model"
     if not model.exists():
         models.usual(model)
@@ -75,7 +76,7 @@ def test_a_drafter_with_fewer_positions_than_the_context_is_told(tmp_path: Path)
 )
 @pytest.mark.parametrize("inside", [True, False], ids=["in the index", "in a file beside the index"])
 def test_the_models_own_head_is_found(
-    tmp_path: Path, tensors: models.Tensors, config: dict[str, object], inside: bool
+    tmp_path: Path, tensors: models.Tensors, config: dict[str, Any], inside: bool
 ) -> None:
     shards = {"model-00001-of-00001.safetensors": {"model.layers.2.w": (8, 8)}}
     folder = models.folder(tmp_path / "model", {**shards, **({"mtp.safetensors": tensors} if inside else {})}, **config)
@@ -94,7 +95,7 @@ def test_the_models_own_head_is_found(
     ],
 )
 def test_a_model_without_the_head_that_the_flags_ask_for(
-    tmp_path: Path, kind: str, args: dict[str, object], level: str
+    tmp_path: Path, kind: str, args: dict[str, Any], level: str
 ) -> None:
     models.usual(tmp_path / "model", num_hidden_layers=9)
     assert levels(check_draft, asking(tmp_path, kind, **args)) == ([level] if level != "ok" else [])

@@ -71,4 +71,6 @@ def test_a_reduced_vocabulary_needs_its_map(folders: Path, tensors: models.Tenso
 
 
 def test_another_size_of_vocabulary_is_refused(folders: Path) -> None:
-    assert any("its vocabulary has 16 tokens, the model's 32" in message for message in refusals(folders, vocab_size=16))
+    assert any(
+        "its vocabulary has 16 tokens, the model's 32" in message for message in refusals(folders, vocab_size=16)
+    )

@@ -53,12 +53,10 @@ def _own_head(context: Context, draft: Draft, model: Path, target: Mapping[str, 
     return Finding("draft", "fail" if refuses else "warn", str(model), words, WITHOUT)
 
 
-def _draft_model(
-    draft: Draft, model: Path, target: Mapping[str, Any], args: Mapping[str, Any]
-) -> Iterator[Finding]:
+def _draft_model(draft: Draft, model: Path, target: Mapping[str, Any], args: Mapping[str, Any]) -> Iterator[Finding]:
     path = Path(draft.path)
     if not path.exists() and not path.is_absolute():
-        yield Finding("draft", "unknown", draft.path, f"draft model {draft.path} is no folder here: the engine fetches it")
+        yield Finding("draft", "unknown", draft.path, f"{draft.path} is no folder here: the engine fetches it")
         return
     faults = [fault for fault in wholeness.faults(path) if fault.grave]
     for fault in faults:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenmill.checks.base import Context, Finding
+from tokenmill.checks.base import Context, Finding, Level
 from tokenmill.engines.base import normal
 from tokenmill.errors import PreflightError
 from tokenmill.machine import modelfiles, wholeness
@@ -17,14 +17,14 @@ REPLACES = {
 
 
 def check_model(context: Context) -> Iterator[Finding]:
-    """The model's files are whole, with all parts that a model of its kind has, and of the kind that the engine loads."""
+    """The model's files are whole, of the kind that the engine loads, and all parts are there."""
     path = Path(context.config.model.path)
     kind = context.config.engine.kind
     if kind in ("openai", "fake") or not path.is_absolute():
         return
     faults = wholeness.faults(path)
     for fault in faults:
-        level = "fail" if fault.grave else "warn"
+        level: Level = "fail" if fault.grave else "warn"
         yield Finding("model", level, str(fault.place), str(fault), _fix(context))
     if path.is_file() and kind != "llamacpp":
         yield Finding("model", "fail", str(path), f"{kind} needs a model folder, not one file")
@@ -59,8 +59,8 @@ def _parts(context: Context, folder: Path) -> Iterator[Finding]:
     needed |= {"processor"} if kind == "sglang" else set()  # seen: "Can't load image processor", exit 1
     for part, what in wholeness.lacks(folder, config):
         if given.isdisjoint(REPLACES.get(part, ())):
-            level = "fail" if part in needed else "warn"
-            yield Finding("model", level, str(folder), f"{folder}: {what}", _fix(context))
+            severe: Level = "fail" if part in needed else "warn"
+            yield Finding("model", severe, str(folder), f"{folder}: {what}", _fix(context))
     if template or (renders != "ids" and not given.isdisjoint(REPLACES["template"])):
         return
     if renders == "ids" or kind == "vllm":  # vLLM answers every chat request with 400

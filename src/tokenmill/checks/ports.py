@@ -13,7 +13,7 @@ def check_ports(context: Context) -> Iterator[Finding]:
     if config.engine.addresses:
         return
     mine = {entry.port for entry in context.ours}
-    count = config.fleet.servers or (1 if config.fleet.gpus == "none" else servers_for(len(context.gpus), 1, 0))
+    count = config.fleet.servers or (1 if config.fleet.gpus == "none" else servers_for(len(context.cards), 1, 0))
     for port in range(config.fleet.port, config.fleet.port + count):
         if port not in mine and not ports.is_free(port):
             pid = ports.listener(port)

@@ -84,8 +84,8 @@ def misfits(draft: Draft, own: Mapping[str, Any], target: Mapping[str, Any], ten
         found.append(f"its vocabulary has {whole} tokens, the model's {theirs}")
     if reduced and whole and reduced < whole and not any(name.rpartition(".")[2] == "d2t" for name in tensors):
         found.append(
-            f"it writes {reduced} of {whole} tokens and holds no map (d2t) of them: its ids would be taken for the first"
-            f" {reduced} of the model's"
+            f"it writes {reduced} of {whole} tokens and holds no map (d2t) of them: its ids would be taken for the"
+            f" first {reduced} of the model's"
         )
     return found
 

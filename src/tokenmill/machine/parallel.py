@@ -1,4 +1,4 @@
-"""Many small reads at once, on threads that nobody has to wait for: a mount that hangs must not keep a process alive."""
+"""Many small reads at once, on threads that no exit waits for: a mount that hangs must not keep a process alive."""
 
 import queue
 import threading

@@ -143,7 +143,9 @@ def _other_weights(folder: Path) -> Iterator[Fault]:
     others = [file for kind in ("*.bin", "*.gguf", "*.pt", "*.pth") for file in folder.glob(kind)]
     if not others:
         yield Fault(folder, "holds no weights (*.safetensors)")
-    named = {name for file in folder.glob("*.bin.index.json") for name in read_json(file).get("weight_map", {}).values()}
+    named = {
+        name for file in folder.glob("*.bin.index.json") for name in read_json(file).get("weight_map", {}).values()
+    }
     for name in sorted(named):
         if not (folder / name).exists():
             yield Fault(folder / name, "is missing")
@@ -168,7 +170,9 @@ def _litter(folder: Path) -> Iterator[Fault]:
             yield Fault(part, "is an unfinished download" + ("" if fresh else ", an old one"), grave=fresh)
 
 
-_NEEDED = re.compile(r"config\.json|tokenizer\.(json|model)|.*\.(safetensors|gguf|bin)|.*\.index\.json|vocab\.json|.*\.py")
+_NEEDED = re.compile(
+    r"config\.json|tokenizer\.(json|model)|.*\.(safetensors|gguf|bin)|.*\.index\.json|vocab\.json|.*\.py"
+)
 
 
 def _is_needed(file: Path) -> bool:
