@@ -18,7 +18,7 @@ def made_for(folder: Path, architecture: str, **config: Any) -> Path:
     return models.folder(folder, {"model.safetensors": {"fc.weight": (8, 8)}}, architectures=[architecture], **config)
 
 
-def asking(tmp_path: Path, kind: str = "sglang", **args: Any) -> Context:
+def asking(tmp_path: Path, args: dict[str, Any], kind: str = "sglang") -> Context:
     model = tmp_path / "model"
     if not model.exists():
         models.usual(model)
@@ -44,7 +44,7 @@ def test_a_drafter_of_another_kind_than_the_flag_is_refused(
 ) -> None:
     draft = made_for(tmp_path / "draft", architecture)
     flags = {"speculative-algorithm": algorithm, "speculative-draft-model-path": str(draft)}
-    found = told(check_draft, asking(tmp_path, **flags), "fail")
+    found = told(check_draft, asking(tmp_path, flags), "fail")
     assert found == ([] if fits else [found[0]])
     if not fits:
         assert architecture in found[0]
@@ -54,14 +54,14 @@ def test_a_drafter_of_another_kind_than_the_flag_is_refused(
 def test_the_same_is_read_from_vllms_table(tmp_path: Path) -> None:
     draft = made_for(tmp_path / "draft", "LlamaForCausalLMEagle3")
     for value in ({"method": "eagle", "model": str(draft)}, f'{{"method": "eagle", "model": "{draft}"}}'):
-        (message,) = told(check_draft, asking(tmp_path, "vllm", **{"speculative-config": value}), "fail")
+        (message,) = told(check_draft, asking(tmp_path, {"speculative-config": value}, "vllm"), "fail")
         assert "made for EAGLE3" in message
 
 
 def test_a_drafter_with_fewer_positions_than_the_context_is_told(tmp_path: Path) -> None:
     draft = made_for(tmp_path / "draft", "LlamaForCausalLMEagle3", max_position_embeddings=2048)
     flags = {"speculative-algorithm": "EAGLE3", "speculative-draft-model-path": str(draft), "context-length": 8192}
-    (message,) = told(check_draft, asking(tmp_path, **flags), "warn")
+    (message,) = told(check_draft, asking(tmp_path, flags), "warn")
     assert "knows 2048 positions, the context has 8192" in message
 
 
@@ -82,7 +82,7 @@ def test_the_models_own_head_is_found(
     folder = models.folder(tmp_path / "model", {**shards, **({"mtp.safetensors": tensors} if inside else {})}, **config)
     if not inside:
         models.safetensors(folder / "mtp.safetensors", tensors)
-    assert levels(check_draft, asking(tmp_path, **REFERENCE)) == ["ok"]
+    assert levels(check_draft, asking(tmp_path, REFERENCE)) == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_a_model_without_the_head_that_the_flags_ask_for(
     tmp_path: Path, kind: str, args: dict[str, Any], level: str
 ) -> None:
     models.usual(tmp_path / "model", num_hidden_layers=9)
-    assert levels(check_draft, asking(tmp_path, kind, **args)) == ([level] if level != "ok" else [])
+    assert levels(check_draft, asking(tmp_path, args, kind)) == ([level] if level != "ok" else [])
 
 
 def test_an_unfinished_drafter_is_named_with_its_file(tmp_path: Path) -> None:
     draft = made_for(tmp_path / "draft", "DFlashDraftModel")
     (draft / "model.safetensors").write_bytes(b"")
     flags = {"speculative-algorithm": "DFLASH", "speculative-draft-model-path": str(draft)}
-    (message,) = told(check_draft, asking(tmp_path, **flags), "fail")
+    (message,) = told(check_draft, asking(tmp_path, flags), "fail")
     assert f"{draft / 'model.safetensors'} is cut off" in message

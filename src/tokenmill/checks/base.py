@@ -50,9 +50,14 @@ class Context:
     def _once(self, name: str, take: Callable[[], Reading]) -> Reading:
         with self._locks.setdefault(name, threading.Lock()):
             if name not in self._taken:
-                self._taken[name] = take()
-            reading: Reading = self._taken[name]
-            return reading
+                try:
+                    self._taken[name] = take()
+                except PreflightError as error:  # it may have taken a minute to find out
+                    self._taken[name] = error
+            reading: Reading | PreflightError = self._taken[name]
+        if isinstance(reading, PreflightError):
+            raise reading
+        return reading
 
     @property
     def engine(self) -> Engine:
