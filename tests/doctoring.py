@@ -10,6 +10,8 @@ from tokenmill.checks.base import Context, Finding
 from tokenmill.folder import RunFolder
 from tokenmill.machine.gpus import Gpu
 from tokenmill.machine.packages import Package
+from tokenmill.machine.probe import Probe
+from tokenmill.machine.room import Room
 
 REFERENCE = {
     "speculative-algorithm": "EAGLE",
@@ -40,6 +42,9 @@ def context(folder: Path, ours: Iterable[Any] = (), **sections: Any) -> Context:
         read_gpus=lambda: list(CARDS),
         read_kernel_log=lambda: "",
         read_package=lambda *_: Package("1.0"),
+        read_mounts=lambda: MOUNTS,
+        read_speed=lambda _: FAST,
+        read_room=lambda: ROOM,
     )
 
 
@@ -66,6 +71,22 @@ CARDS = [
     for number in range(7)
 ]
 """The reference machine's cards, in good health and idle."""
+
+MOUNTS = "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n25 22 0:23 / /dev/shm rw - tmpfs tmpfs rw\n"
+"""One local disk and a RAM disk."""
+
+FAST = Probe(stat_ms=0.003, read_mb_s=2000.0, parallel_mb_s=4000.0, cached=True)
+
+ROOM = Room(
+    shm_total=923 * 10**9,
+    shm_free=923 * 10**9,
+    memory=1500 * 10**9,
+    machine=1800 * 10**9,
+    files=1 << 20,
+    leaked=[],
+    removes_ipc=False,
+)
+"""The reference machine's."""
 
 Check = Callable[[Context], Iterable[Finding]]
 

@@ -150,7 +150,7 @@ async def preflight(
     config: Config, folder: RunFolder, living: list[ServerEntry], log: EventLog, skip: tuple[str, ...] = ()
 ) -> None:
     """The doctor's findings, told; raises PreflightError where one of them is a `fail`."""
-    findings = await asyncio.to_thread(examine, Context(config, folder, living), skip)
+    findings = await asyncio.to_thread(examine, Context(config, folder, living, thorough=False), skip)
     for finding in findings:
         if finding.level in ("warn", "unknown"):
             log.say("doctor", f"{finding.check}: {finding.message}", "warn", finding.fix)

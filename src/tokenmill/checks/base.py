@@ -14,9 +14,12 @@ from tokenmill.engines.base import Engine
 from tokenmill.errors import PreflightError
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.launch import python_of
-from tokenmill.machine import gpus, kernellog, packages
+from tokenmill.machine import filesystems, gpus, kernellog, packages, room
+from tokenmill.machine.filesystems import Mount
 from tokenmill.machine.gpus import Gpu
 from tokenmill.machine.packages import Package
+from tokenmill.machine.probe import Probe, probe
+from tokenmill.machine.room import Room
 
 Level = Literal["ok", "warn", "fail", "unknown"]
 Reading = TypeVar("Reading")
@@ -35,15 +38,20 @@ class Finding(msgspec.Struct, frozen=True):
 
 @dataclass
 class Context:
-    """What checks look at. Readings are taken once, when first asked for, also by several checks at once; tests hand
-    in others."""
+    """What checks look at. `ours` are the run's own living servers; `thorough` reads the whole prompt set, which a run
+    does by itself. Readings are taken once, when first asked for, also by several checks at once; tests hand in others.
+    """
 
     config: Config
     folder: RunFolder
     ours: list[ServerEntry]
+    thorough: bool = True
     read_gpus: Callable[[], list[Gpu]] = gpus.read
     read_kernel_log: Callable[[], str | None] = kernellog.read
     read_package: Callable[..., Package] = packages.read
+    read_mounts: Callable[[], str] = filesystems.read_mounts
+    read_room: Callable[[], Room] = room.read
+    read_speed: Callable[[Path], Probe] = probe
     _taken: dict[str, Any] = field(default_factory=dict)
     _locks: dict[str, threading.Lock] = field(default_factory=dict)
 
@@ -70,6 +78,10 @@ class Context:
         engine, sources = self.config.engine, self.engine
         words = (python_of(self.config), sources.package, sources.flag_sources, engine.env)
         return self._once("package", lambda: self.read_package(*words))
+
+    def mount_of(self, path: Path) -> Mount:
+        """What a path lies on, its links resolved."""
+        return filesystems.mount_of(path, self._once("mounts", self.read_mounts))
 
     @property
     def gpus(self) -> list[Gpu]:
