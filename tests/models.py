@@ -30,6 +30,20 @@ def write(path: Path, **content: Any) -> Path:
     return path
 
 
+TOKENIZER: dict[str, Any] = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "Whitespace"},
+    "post_processor": None,
+    "decoder": None,
+    "model": {"type": "WordLevel", "vocab": {"[UNK]": 0, "what": 1, "is": 2}, "unk_token": "[UNK]"},
+}
+"""Counts words; a real one, for transformers to load."""
+
+
 def folder(path: Path, shards: Mapping[str, Tensors], *, index: bool = True, **config: Any) -> Path:
     """A model folder with every part that a chat model has; `config` is added to its config.json."""
     path.mkdir(parents=True, exist_ok=True)
@@ -40,7 +54,7 @@ def folder(path: Path, shards: Mapping[str, Tensors], *, index: bool = True, **c
         write(path / "model.safetensors.index.json", metadata={}, weight_map=names)
     write(path / "config.json", **{"architectures": ["Qwen3ForCausalLM"], "vocab_size": 32, "hidden_size": 8, **config})
     write(path / "generation_config.json", temperature=0.6, eos_token_id=1)
-    write(path / "tokenizer.json", version="1.0", model={"type": "BPE", "vocab": {}, "merges": []})
+    write(path / "tokenizer.json", **TOKENIZER)
     write(path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     (path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     return path

@@ -15,6 +15,7 @@ _OF_ENGINES = re.compile(r"psm_|sem\.|torch_|nccl-|vllm|sglang|sgl_|cuda\.shm|__
 """How Python's multiprocessing, torch, NCCL and the engines begin their names."""
 
 _PID = re.compile(r"(?<![0-9A-Za-z])(\d{2,7})(?![0-9A-Za-z])")
+"""The first number is the pid: torch_PID_random_count."""
 
 _NAMED_BY_PID = re.compile(r"[A-Za-z_.-]*\d{2,7}(?:[_.-]\d+)*")
 
@@ -46,11 +47,11 @@ def leaked(root: Path = SHM, in_use: frozenset[tuple[int, int]] | None = None) -
             continue
         if status.st_uid != os.getuid():
             continue
-        pids = [int(number) for number in _PID.findall(entry.name)]
-        if any(processes.stat(pid) for pid in pids):
+        named = _PID.search(entry.name)
+        pid = int(named[1]) if named else None
+        if pid is not None and processes.stat(pid):
             continue
         if _OF_ENGINES.match(entry.name) or _NAMED_BY_PID.fullmatch(entry.name):
-            pid = pids[0] if pids else None
             found.append(Segment(Path(entry.path), status.st_blocks * 512, status.st_uid, pid))
     return found
 
