@@ -24,8 +24,8 @@ SLOW_STAT_MS = 1.0
 SLOW_METADATA_S = 5.0
 """Reading the metadata of a few distributions takes 0.1 s; where it takes this, importing torch takes minutes."""
 
-VAGUE = frozenset({"unknown", "autofs", "overlay", "virtiofs"})
-"""Types that say nothing of where the bytes are: the probe tells."""
+SMALL_MODEL = 64 << 20
+"""Bytes below which several streams and a second reading measure nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _model_speed(context: Context) -> Iterator[Finding]:
     speed = context.read_speed(model)
     values = {"stat_ms": speed.stat_ms, "read_mb_s": speed.read_mb_s, "parallel_mb_s": speed.parallel_mb_s}
     values |= {"cached": float(speed.cached)}
-    words = f"{model} on {mount.kind}: {_measured(speed)}"
+    words = f"{model} on {mount.kind}: {_measured(speed, filesystems.size_of(model))}"
     if not mount.is_network and SLOW_STAT_MS < speed.stat_ms < float("inf"):
         harm = f"{words}: it is far away, whatever its type says, and every server reads all of it at every start"
         yield Finding("places", "warn", str(model), harm, 'stage.to = "/dev/shm" or a local folder', values)
@@ -128,11 +128,13 @@ def _model_speed(context: Context) -> Iterator[Finding]:
         yield from _hidden_cache(mount, model)
 
 
-def _measured(speed: Probe) -> str:
+def _measured(speed: Probe, size: int) -> str:
     if speed.stat_ms == float("inf"):
         return "no answer in time"
-    kept = "kept" if speed.cached else "not kept"
     words = f"{speed.stat_ms:.2g} ms a look-up, {speed.read_mb_s:.0f} MB/s in one stream"
+    if size < SMALL_MODEL:
+        return words
+    kept = "kept" if speed.cached else "not kept"
     return f"{words}, {speed.parallel_mb_s:.0f} in several, {kept} in memory when opened again"
 
 

@@ -37,4 +37,6 @@ def check_ports(context: Context) -> Iterator[Finding]:
     except OSError as error:
         yield Finding("ports", "fail", str(fleet.port), str(error), "lower fleet.port")
         return
-    yield Finding("ports", "ok", str(assigned[0].http), f"{count} servers from port {assigned[0].http} on")
+    first = assigned[0].http
+    words = f"{count} server{'s' if count > 1 else ''} from port {first} on"
+    yield Finding("ports", "ok", str(first), words)

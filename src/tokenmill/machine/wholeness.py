@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import PreflightError
-from tokenmill.machine import parallel, safetensors
+from tokenmill.machine import gguf, parallel, safetensors
 from tokenmill.machine.modelfiles import read_json
 from tokenmill.machine.safetensors import Shard
 
@@ -96,8 +96,8 @@ def _file_faults(file: Path) -> Iterator[Fault]:
         yield Fault(file, "is a git-lfs pointer, not the weights")
     elif head[:4] != b"GGUF":
         yield Fault(file, f"is not a GGUF file: it begins with {head[:4]!r}")
-    elif hole := safetensors.hole_told(file):
-        yield Fault(file, hole)
+    elif broken := gguf.problem(file) or safetensors.hole_told(file):
+        yield Fault(file, broken)
     yield from _missing_numbers(file.parent, [file.name])
 
 

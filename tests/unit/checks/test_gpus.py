@@ -1,5 +1,6 @@
 """The cards as the doctor sees them: canned readings of healthy, sick and worn ones."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tokenmill.checks.gpus import check_gpus
 from tokenmill.doctor import examine
 from tokenmill.errors import PreflightError
 from tokenmill.machine.gpus import Gpu
+from tokenmill.node import LocalNode
 
 UNKNOWN = [Gpu(card.index, card.uuid, card.name, card.memory_total, card.memory_used) for card in CARDS]
 """Cards of which NVML tells no more than it must."""
@@ -129,3 +131,23 @@ def test_without_nvml_there_is_one_clear_finding(tmp_path: Path) -> None:
     found.read_gpus = none
     about = [finding for finding in examine(found) if "NVIDIA" in finding.message]
     assert [(finding.check, finding.level) for finding in about] == [("gpus", "fail")]
+
+
+@pytest.mark.parametrize(("min_ready", "servers"), [(1, [0, 1, 2, 4, 5, 6]), (7, [0, 1, 2, 3, 4, 5, 6])])
+def test_a_node_starts_no_server_on_a_sick_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, min_ready: int, servers: list[int]
+) -> None:
+    monkeypatch.setattr("tokenmill.machine.gpus.read", lambda: changed(recovery="reset the GPU"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = context(tmp_path, engine={"kind": "fake"}, fleet={"min_ready": min_ready})
+
+    async def prepared() -> tuple[list[int], list[str]]:
+        node = LocalNode(found.config, found.folder, "", [])
+        await node.prepare()
+        told = [event.text for event in (await node.results()).events if event.kind == "gpus"]
+        return [supervisor.place.index for supervisor in node.supervisors], told
+
+    assert asyncio.run(prepared()) == (
+        servers,
+        [] if min_ready == 7 else ["GPU 3 is left out: NVIDIA's diagnosis says: reset the GPU"],
+    )

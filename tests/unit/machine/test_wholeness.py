@@ -213,7 +213,8 @@ def test_a_broken_index_is_a_fault_of_the_model(model: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"GGUF\x03\0\0\0", ""),
+        (b"GGUF\x03" + bytes(19), ""),
+        (b"GGUF\x03\0\0\0", "is cut off in its header"),
         (b"PK\x03\x04", "is not a GGUF file"),
         (b"", "is not a GGUF file"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is a git-lfs pointer"),
@@ -225,7 +226,7 @@ def test_a_gguf_file_is_told_by_its_first_bytes(tmp_path: Path, content: bytes, 
 
 
 def test_the_other_parts_of_a_gguf_set_are_looked_for(tmp_path: Path) -> None:
-    (tmp_path / "m-00001-of-00002.gguf").write_bytes(b"GGUF")
+    (tmp_path / "m-00001-of-00002.gguf").write_bytes(b"GGUF\x03" + bytes(19))
     assert grave(tmp_path / "m-00001-of-00002.gguf") == [f"{tmp_path}/m-00002-of-00002.gguf is missing"]
 
 
