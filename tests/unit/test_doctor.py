@@ -1,5 +1,6 @@
 """The doctor as a whole: the reference run on good hardware, time limits, what is shown and what stops a run."""
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,20 @@ def test_a_check_that_hangs_is_named_and_hides_no_other(tmp_path: Path) -> None:
         ("also", "unknown"),
     ]
     assert "the check hangs is slow" in findings[1].message
+
+
+def test_a_folder_that_does_not_answer_is_told_by_the_checks_that_wait_for_it(tmp_path: Path, port: int) -> None:
+    """A read that never comes back, as on a mount whose server is gone: here of a pipe that nobody writes to."""
+    found = reference(tmp_path, port)
+    pipe = tmp_path / "model" / "model.safetensors.index.json"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    findings = examine(found, ("output",), deadline_s=2.0)
+    with pipe.open("r+"):  # whoever waits may go
+        pass
+    slow = {finding.check for finding in findings if "is slow" in finding.message}
+    assert slow == {"model", "draft"}
+    assert {finding.check for finding in findings if finding.level == "ok"} >= {"places", "engine", "gpus", "prompts"}
 
 
 def test_a_check_that_took_long_is_told_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from tokenmill.engines.base import normal
 from tokenmill.errors import PreflightError
 from tokenmill.launch import python_of
 from tokenmill.machine import modelfiles
+from tokenmill.machine.packages import Package
 
 
 def check_engine(context: Context) -> Iterator[Finding]:
@@ -19,12 +20,16 @@ def check_engine(context: Context) -> Iterator[Finding]:
     installed = context.package if context.engine.package and not config.engine.command else None
     known = context.engine.flags(installed.sources) if installed else frozenset()
     yield from _own(context, known)
-    yield from _agree(context, known)
     if not config.engine.addresses:
         yield from check_traps(context)
-    if installed is None:
-        return
-    python = python_of(config)
+    if installed is not None:
+        yield from _installed(context, installed, known)
+    yield from _agree(context, known)  # last: it looks into the model's folder, which may lie on a mount that hangs
+
+
+def _installed(context: Context, installed: Package, known: frozenset[str]) -> Iterator[Finding]:
+    """The engine is there, with all that it needs, and knows every flag of the config."""
+    python = python_of(context.config)
     if not installed.version:
         words = f"{context.engine.package} is not installed for {python}"
         yield Finding("engine", "fail", python, words, f"{python} -m pip install {context.engine.package}")
@@ -35,7 +40,7 @@ def check_engine(context: Context) -> Iterator[Finding]:
         if context.engine.flag_sources:
             yield Finding("engine", "unknown", python, f"the flags of this {context.engine.package} cannot be read")
         return
-    for flag in config.engine.args:
+    for flag in context.config.engine.args:
         name = normal(flag)
         if not _meant(name, known):
             successor = context.engine.successor(name, known)

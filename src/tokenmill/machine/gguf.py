@@ -1,7 +1,7 @@
 """One .gguf file: how many bytes its header says it has. Reads the header, never the tensors.
 
-The format (ggml/docs/gguf.md): magic, version, counts, then metadata, then each tensor's name, shape, type and offset; the
-data follow, aligned. llama.cpp refuses a file that is shorter than its last tensor, after it was launched.
+The format (ggml/docs/gguf.md): magic, version, counts, then metadata, then each tensor's name, shape, type and offset;
+the data follow, aligned. llama.cpp refuses a file that is shorter than its last tensor, after it was launched.
 """
 
 import struct
@@ -77,10 +77,11 @@ def _expected(stream: BinaryIO) -> int | None:
         else:
             _pass_over(stream, kind)
     ends = list(_ends(stream, tensors))
-    if None in ends:
+    known = [end for end in ends if end is not None]
+    if len(known) < len(ends):
         return None
     start = -(-stream.tell() // alignment) * alignment
-    return start + max((end for end in ends if end is not None), default=0)
+    return start + max(known) if known else stream.tell()  # the first file of a set may hold metadata alone
 
 
 def _ends(stream: BinaryIO, count: int) -> Iterator[int | None]:
