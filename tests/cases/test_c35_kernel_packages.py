@@ -4,6 +4,7 @@ The environment is a real one: dist-info folders on the PYTHONPATH of the engine
 """
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from tests.doctoring import CARDS, context
 from tokenmill.checks.base import Context, Finding
 from tokenmill.checks.engine import check_engine
+from tokenmill.checks.needs import unmet
 from tokenmill.machine import packages
 
 FITTING = {
@@ -93,19 +95,20 @@ def test_what_was_compiled_against_another_torch_is_told(tmp_path: Path) -> None
         ("kernels>=0.3.1", True),
         ("Kernels<0.5", True),
         ("kernels==0.3.1; python_version < '3'", True),
-        ("kernels==0.3.1; extra == 'cpu'", False),
+        ("xformers==0.3.1; extra == 'cpu'", False),
+        ("kernels==0.3.1; extra == 'dev'", True),
         ("absent==1; extra == 'cpu'", True),
         ("kernels==0.4.*", True),
     ],
 )
 def test_conditions_extras_and_spellings_are_read_as_pip_reads_them(tmp_path: Path, need: str, fits: bool) -> None:
-    found = environment(tmp_path, {**FITTING, "kernels": "0.4.0"}, [*NEEDS, need])
+    found = environment(tmp_path, {**FITTING, "kernels": "0.4.0", "xformers": "0.4.0"}, [*NEEDS, need])
     assert (complaints(found) == []) is fits
 
 
 def test_extras_that_disagree_are_content_with_one_of_them(tmp_path: Path) -> None:
-    needs = [*NEEDS, "kernels==0.4.0; extra == 'srt'", "kernels==0.9.0; extra == 'cpu'"]
-    assert complaints(environment(tmp_path, {**FITTING, "kernels": "0.4.0"}, needs)) == []
+    needs = [*NEEDS, "xformers==0.4.0; extra == 'srt'", "xformers==0.9.0; extra == 'cpu'"]
+    assert complaints(environment(tmp_path, {**FITTING, "xformers": "0.4.0"}, needs)) == []
 
 
 def test_what_the_user_told_the_engine_to_pass_over_is_no_end(tmp_path: Path) -> None:
@@ -131,3 +134,10 @@ def test_torchs_cuda_against_the_driver_and_the_cards(
     found = environment(tmp_path, FITTING, cuda=built)
     found.read_gpus = lambda: [replace(card, cuda=reach, capability=capability) for card in CARDS]
     assert [bool(re.search(told, finding.message)) for finding in complaints(found)] == ([True] if told else [])
+
+
+def test_a_real_environment_that_works_leaves_no_complaint() -> None:
+    """This one: transformers pins tools of its developers in extras, at versions that nobody else has."""
+    found = packages.read(sys.executable, "transformers")
+    assert found.needs["transformers"]
+    assert [str(need) for owner in found.needs for need, _ in unmet(found.needs[owner], found)] == []

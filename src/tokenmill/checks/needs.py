@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from tokenmill.checks.base import Context, Finding
 from tokenmill.launch import python_of
 from tokenmill.machine.gpus import Gpu
-from tokenmill.machine.packages import Package
+from tokenmill.machine.packages import PINNING, Package
 
 REFUSED = frozenset({"sglang-kernel", "sgl-kernel", "flashinfer-python"})
 """SGLang compares these at its start and ends (engine.py: "is installed with version …, which is less than the minimum
@@ -32,7 +32,7 @@ def check_needs(context: Context, package: Package) -> Iterator[Finding]:
     """Every declared need is met, and torch's CUDA fits the driver and the cards."""
     python = python_of(context.config)
     for owner, requirements in package.needs.items():
-        for need, version in unmet(requirements, package):
+        for need, version in unmet(requirements, package, extras=owner == context.engine.package):
             if not version and owner != context.engine.package:
                 continue  # a part of a part that the engine may never use
             ends = context.config.engine.kind == "sglang" and need.name in REFUSED
@@ -44,10 +44,11 @@ def check_needs(context: Context, package: Package) -> Iterator[Finding]:
     yield from _cuda(context, package, context.cards)
 
 
-def unmet(requirements: list[str], package: Package) -> Iterator[tuple[Requirement, str]]:
+def unmet(requirements: list[str], package: Package, *, extras: bool = True) -> Iterator[tuple[Requirement, str]]:
     """Requirements that what is installed does not meet, with the version that is there (empty: none).
 
-    What only an extra asks for may be missing, and where extras disagree one of them has to be content.
+    What only an extra asks for may be missing, and where extras disagree one of them has to be content. Of extras only
+    kernels count: the rest are the tools of those who work on the package.
     """
     parsed = list(_parsed(requirements))
     plain = [need for need in parsed if _applies(need, package, "")]
@@ -57,10 +58,10 @@ def unmet(requirements: list[str], package: Package) -> Iterator[tuple[Requireme
             yield need, version
     settled = {canonicalize_name(need.name) for need in plain}
     optional: dict[str, list[Requirement]] = {}
-    for need in parsed:
+    for need in parsed if extras else ():
         name = canonicalize_name(need.name)
-        extras = {part for part in _extras(need) if _applies(need, package, part)}
-        if name not in settled and extras and _version(package, need.name):
+        wanted = any(_applies(need, package, part) for part in _extras(need))
+        if name in PINNING and name not in settled and wanted and _version(package, need.name):
             optional.setdefault(name, []).append(need)
     for needs in optional.values():
         version = _version(package, needs[0].name)
