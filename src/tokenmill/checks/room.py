@@ -76,6 +76,6 @@ def _leaks(room: Room) -> Iterator[Finding]:
         f"{segment.path.name}" + (f" (of pid {segment.pid}, dead)" if segment.pid else "") for segment in largest[:3]
     )
     more = f" and {len(largest) - 3} more" if len(largest) > 3 else ""
-    words = f"{size / 1e9:.1f} GB of /dev/shm are held by segments that nobody has open: {named}{more}"
-    fix = "rm " + " ".join(str(segment.path) for segment in largest[:20])
+    words = f"{size / 1e9:.1f} GB of /dev/shm are held by segments that no process here has open: {named}{more}"
+    fix = f"rm {' '.join(str(segment.path) for segment in largest[:20])}   if no other container uses them"
     yield Finding("room", "warn", "/dev/shm", words, fix, {"bytes": size, "segments": len(largest)})

@@ -30,30 +30,28 @@ class Segment:
     pid: int | None = None
 
 
-def leaked(root: Path = SHM, in_use: frozenset[tuple[int, int]] | None = None) -> list[Segment]:
+def leaked(root: Path = SHM) -> list[Segment]:
     """Files of ours that nobody has open or mapped, named as engines name theirs, or after a process that is dead.
 
     Never another user's, never one with a living process's number in its name, and never folders: staged models lie
-    in folders. `in_use` are device and inode of files that are open or mapped, asked of /proc where left out.
+    in folders. Processes of other containers cannot be seen.
     """
-    used = _in_use(root) if in_use is None else in_use
-    found = []
+    candidates = {}
     for entry in os.scandir(root) if root.is_dir() else ():
         try:
             status = entry.stat(follow_symlinks=False)
         except OSError:
             continue  # it went meanwhile
-        if not stat.S_ISREG(status.st_mode) or (status.st_dev, status.st_ino) in used:
-            continue
-        if status.st_uid != os.getuid():
+        ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+        if not ours or not (_OF_ENGINES.match(entry.name) or _NAMED_BY_PID.fullmatch(entry.name)):
             continue
         named = _PID.search(entry.name)
         pid = int(named[1]) if named else None
-        if pid is not None and processes.stat(pid):
-            continue
-        if _OF_ENGINES.match(entry.name) or _NAMED_BY_PID.fullmatch(entry.name):
-            found.append(Segment(Path(entry.path), status.st_blocks * 512, status.st_uid, pid))
-    return found
+        if pid is None or processes.stat(pid) is None:
+            segment = Segment(Path(entry.path), status.st_blocks * 512, status.st_uid, pid)
+            candidates[status.st_dev, status.st_ino] = segment
+    used = _in_use(root) if candidates else frozenset()
+    return [segment for identity, segment in candidates.items() if identity not in used]
 
 
 def _in_use(root: Path) -> frozenset[tuple[int, int]]:
