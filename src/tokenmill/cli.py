@@ -67,7 +67,7 @@ def doctor(config: ConfigFile, setting: Set = None, as_json: AsJson = False, ski
     from collections import Counter
 
     from tokenmill.checks.base import Context
-    from tokenmill.doctor import examine
+    from tokenmill.doctor import examine, shown
     from tokenmill.folder import RunFolder
     from tokenmill.leftovers import survivors
 
@@ -80,11 +80,8 @@ def doctor(config: ConfigFile, setting: Set = None, as_json: AsJson = False, ski
             {"findings": findings, "levels": {name: levels[name] for name in ("ok", "warn", "fail", "unknown")}}
         )
     else:
-        for finding in findings:
-            subject = f"{finding.subject}: " if finding.subject and finding.subject not in finding.message else ""
-            typer.echo(f"{finding.level:8}{finding.check:10}{subject}{finding.message}")
-            if finding.fix:
-                typer.echo(f"{'':18}fix: {finding.fix}")
+        for line in shown(findings):
+            typer.echo(line)
     raise typer.Exit(3 if levels["fail"] else 0)
 
 

@@ -1,6 +1,7 @@
 """TOML text → Config: overrides by --set, and every mistake at once with its line and the legal values."""
 
 import difflib
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -134,10 +135,13 @@ def _apply(data: dict[str, Any], setting: str) -> None:
 
 
 def _absolute(config: Config, base: Path) -> Config:
-    """Paths are relative to the config file; a hub id is no path."""
+    """Paths are relative to the config file; a hub id is no path.
+
+    Links are not followed: a mount that hangs is doctor's to tell, and a model keeps the name that it was given.
+    """
 
     def resolve(text: str) -> str:
-        return str((base / Path(text).expanduser()).resolve()) if text else text
+        return os.path.abspath(base / Path(text).expanduser()) if text else text  # noqa: PTH100  (Path.resolve asks the disk)
 
     model = config.model
     path = Path(model.path).expanduser()

@@ -15,7 +15,7 @@ from tokenmill.core.capacity import servers_for
 from tokenmill.engines.base import Engine, Launch, Spec, normal
 from tokenmill.errors import PreflightError
 from tokenmill.machine import packages
-from tokenmill.machine.gpus import Gpu
+from tokenmill.machine.gpus import Gpu, trouble
 from tokenmill.machine.ports import Ports
 
 SCRUBBED = re.compile(
@@ -28,10 +28,10 @@ SCRUBBED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a server runs: the cards it sees, as indexes in PCI order; none for a server without a GPU."""
+    """Where a server runs: the cards it sees, as indexes in PCI order (a MIG slice by its UUID); none without a GPU."""
 
     index: int
-    gpus: tuple[int, ...]
+    gpus: tuple[int | str, ...]
     gpu_name: str = ""
 
     @property
@@ -64,9 +64,22 @@ def places(config: Config, gpus: Sequence[Gpu] | None) -> list[Place]:
         raise PreflightError(f"fleet.gpus_per_server = {fleet.gpus_per_server}, and {len(gpus)} GPUs may be used")
     count = servers_for(len(gpus), fleet.gpus_per_server, fleet.servers)
     return [
-        Place(index, tuple(gpu.index for gpu in groups[index % len(groups)]), groups[index % len(groups)][0].name)
+        Place(index, tuple(gpu.cuda_id for gpu in groups[index % len(groups)]), groups[index % len(groups)][0].name)
         for index in range(count)
     ]
+
+
+def without(places: Sequence[Place], gpus: Sequence[Gpu], min_ready: int) -> tuple[list[Place], dict[str, str]]:
+    """The places on cards that can be used, and what is wrong with the others' cards, by label.
+
+    Servers keep their numbers and cards, so that those that live are adopted. Where fewer than `min_ready` places would
+    be left nothing is left out: doctor has refused, or somebody knows better.
+    """
+    bad = {gpu.cuda_id: gpu for gpu in gpus if trouble(gpu)}
+    kept = [place for place in places if bad.keys().isdisjoint(place.gpus)]
+    if not bad or len(kept) < max(1, min_ready):
+        return list(places), {}
+    return kept, {gpu.label: trouble(gpu) for gpu in bad.values()}
 
 
 def new_nonce() -> str:

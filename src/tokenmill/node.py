@@ -105,7 +105,9 @@ class LocalNode:
             patience_s=config.fleet.stall_timeout,
         )
         self.pump = Pump(orders, self._renderer.render, self._deliver, room=self._admit)
-        places = launch.places(config, cards)
+        places, bad = launch.without(launch.places(config, cards), cards or (), config.fleet.min_ready)
+        for card, why in bad.items():
+            self._say("gpus", f"{card} is left out: {why}", "warn", "nvidia-smi -q")
         if engine.cache_variables:
             await asyncio.to_thread(caches.prune, caches.root())
         key = os.environ.get(config.engine.api_key_env, "") if config.engine.api_key_env else ""

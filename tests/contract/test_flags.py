@@ -121,7 +121,9 @@ def refused(version: str, args: dict[str, object]) -> list[Finding]:
     context = context_for(kind=kind, args=args)
     launched = [word for word in of(version).command(spec(kind)).argv if word.startswith("--")]
     left_out = {"left out of the excerpts": " ".join(f'"{flag}"' for flag in launched)}
-    context.package = Package(version.partition("-")[2], {**SOURCES[version], **left_out})
+    installed = Package(version.partition("-")[2], {**SOURCES[version], **left_out})
+    context.read_package = lambda *_: installed
+    context.read_gpus = list
     return [finding for finding in check_engine(context) if finding.level == "fail"]
 
 

@@ -19,7 +19,7 @@ from tokenmill.machine.gpus import Gpu
 
 
 def findings(config: Config, cards: Sequence[Gpu] = reference.B200S) -> list[Finding]:
-    return list(check_capacity(Context(config, RunFolder(config.folder), [], lambda: list(cards))))
+    return list(check_capacity(Context(config, RunFolder(config.folder), [], read_gpus=lambda: list(cards))))
 
 
 def levels(found: list[Finding]) -> set[str]:
@@ -78,9 +78,14 @@ def test_a_card_too_small_for_the_weights_is_a_doubt_not_a_failure(folder: Path)
 
 
 # -- lengths -----------------------------------------------------------------------------------------------------------
-def test_max_tokens_as_large_as_the_context_leaves_less_than_asked_for(folder: Path) -> None:
-    [found] = [finding for finding in findings(reference.config(folder)) if finding.level != "ok"]
-    assert (found.level, found.subject) == ("warn", "generation.max_tokens")
+@pytest.mark.parametrize(("max_tokens", "level"), [(8192, "ok"), (20_000, "warn")])
+def test_what_the_context_leaves_is_told_and_a_warning_where_it_is_little(
+    folder: Path, max_tokens: int, level: str
+) -> None:
+    """The reference run asks for as many tokens as its context holds: cut by a prompt's length, that is no trouble."""
+    asked = reference.config(folder, generation={"max_tokens": max_tokens})
+    [found] = [finding for finding in findings(asked) if finding.subject == "generation.max_tokens"]
+    assert found.level == level
     assert "100 of 100 sampled prompts" in found.message
     assert "4 of it are kept for drafts" in found.message
     assert "engine.args.context-length = " in found.fix
@@ -101,7 +106,7 @@ def test_the_edge_is_the_engines_own(tmp_path: Path) -> None:
     prompt = 9  # bytes of its messages ÷ 4
     for over in (0, 1):
         config = reference.config(tmp_path, generation={"max_tokens": 8192 - 4 - prompt + over})
-        assert levels(findings(config)) == ({"ok", "warn"} if over else {"ok"})
+        assert bool([told for told in findings(config) if told.subject == "generation.max_tokens"]) == bool(over)
 
 
 # -- what others say ---------------------------------------------------------------------------------------------------
@@ -110,7 +115,7 @@ def test_cards_that_cannot_be_read_are_another_checks_to_tell(folder: Path) -> N
         raise PreflightError("no NVIDIA GPU can be reached")
 
     config = reference.config(folder, generation={"max_tokens": 4096})
-    assert levels(list(check_capacity(Context(config, RunFolder(config.folder), [], unreadable)))) == {"ok"}
+    assert levels(list(check_capacity(Context(config, RunFolder(config.folder), [], read_gpus=unreadable)))) == {"ok"}
 
 
 def test_a_set_that_cannot_be_read_is_another_checks_to_tell(tmp_path: Path) -> None:

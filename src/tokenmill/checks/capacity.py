@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenmill import advice, lengths
 from tokenmill import forecast as foretelling
 from tokenmill.advice import Situation
-from tokenmill.checks.base import Context, Finding
+from tokenmill.checks.base import Context, Finding, Level
 from tokenmill.core.capacity import Forecast, Given, in_flight, tokens_of_one
 from tokenmill.errors import PreflightError, UsageError
 from tokenmill.lengths import Lengths
@@ -16,6 +16,9 @@ from tokenmill.machine import gpus
 from tokenmill.machine.gpus import Gpu
 
 NAME = "capacity"
+
+ENOUGH = 0.5
+"""Of max_tokens, left to a long prompt: it is cut to what the context leaves anyway, and few completions need all."""
 
 
 def check_capacity(context: Context) -> Iterator[Finding]:
@@ -85,11 +88,13 @@ def _lengths(context: Context, found: Forecast, room: int) -> Iterator[Finding]:
         yield Finding(NAME, "warn", "prompts", words, _raise(flag))
     if cut:
         long = told.percentile(99)
+        left = max(0, room - reserve - long)
         words = (
             f"{cut:,} {of} leave less than max_tokens {wanted:,} in the context of {room:,}{kept}; "
-            f"a long one of {long:,} leaves {max(0, room - reserve - long):,}"
+            f"a long one of {long:,} leaves {left:,}"
         )
-        yield Finding(NAME, "warn", "generation.max_tokens", words, _raise(flag, long + wanted + reserve))
+        level: Level = "warn" if left < ENOUGH * wanted else "ok"
+        yield Finding(NAME, level, "generation.max_tokens", words, _raise(flag, long + wanted + reserve))
 
 
 def _raise(flag: str, to: int = 0) -> str:

@@ -15,7 +15,7 @@ def check_output(context: Context) -> Iterator[Finding]:
     """The run folder can be written, lies on a local disk, and has room; so can its copy, on another disk."""
     path = context.folder.path
     place = filesystems.existing(path)
-    mount = filesystems.mount_of(place)
+    mount = context.mount_of(place)
     if not os.access(place, os.W_OK):
         yield Finding("output", "fail", str(path), f"{place} cannot be written", "correct output.dir")
     if mount.is_network:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 NETWORK = frozenset(
@@ -17,11 +17,12 @@ RAM = frozenset({"tmpfs", "ramfs"})
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """One line of mountinfo: where it is mounted, its type, what is mounted there."""
+    """One line of mountinfo: where it is mounted, its type, what is mounted there, its options (ro, noexec …)."""
 
     point: str
     kind: str
     source: str
+    options: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def is_network(self) -> bool:
@@ -41,7 +42,8 @@ def parse(mountinfo: str) -> list[Mount]:
         left, separator, right = line.partition(" - ")
         fields, tail = left.split(), right.split()
         if separator and len(fields) >= 5 and len(tail) >= 2:
-            mounts.append(Mount(_decode(fields[4]), tail[0], _decode(tail[1])))
+            options = frozenset(fields[5].split(",")) if len(fields) > 5 else frozenset[str]()
+            mounts.append(Mount(_decode(fields[4]), tail[0], _decode(tail[1]), options))
     return mounts
 
 
@@ -50,11 +52,14 @@ def _decode(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
+def read_mounts() -> str:
+    """The kernel's own table of what is mounted where, for this process."""
+    return Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+
+
 def mount_of(path: Path, mountinfo: str | None = None) -> Mount:
     """The mount that holds a path, its links resolved: the longest mount point that fits, the later one of equals."""
-    text = (
-        Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace") if mountinfo is None else mountinfo
-    )
+    text = read_mounts() if mountinfo is None else mountinfo
     real = os.path.realpath(path)
     best = Mount("/", "unknown", "")
     for mount in parse(text):

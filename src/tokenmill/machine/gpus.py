@@ -1,4 +1,7 @@
-"""NVIDIA GPUs, as NVML tells of them. `read` is the seam: tests hand canned readings in."""
+"""NVIDIA GPUs: what is known of each card, which ones a run may use, which ones it cannot.
+
+`read` is the seam: tests hand canned readings in. NVML itself stands in nvml.py.
+"""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +12,13 @@ from tokenmill.errors import PreflightError
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One card: `index` in PCI bus order, memory in bytes, `pids` the processes that hold memory on it."""
+    """One card, or one slice of a card in MIG mode. What NVML does not tell is None (texts: empty).
+
+    `index` counts in PCI bus order, as CUDA does under CUDA_DEVICE_ORDER=PCI_BUS_ID; memory is in bytes, power in
+    milliwatts. `pids` are the processes that hold memory on it, as far as they can be seen from here. `cuda` is the
+    newest CUDA that the driver reaches. `ecc_errors` are uncorrectable ones since the driver was loaded. `recovery` is
+    what NVIDIA's own diagnosis asks for, "" for nothing. `lost` are NVML's words where the card cannot be asked.
+    """
 
     index: int
     uuid: str
@@ -17,38 +26,56 @@ class Gpu:
     memory_total: int
     memory_used: int
     pids: tuple[int, ...] = ()
+    bus: str = ""
+    driver: str = ""
+    cuda: tuple[int, int] | None = None
+    capability: tuple[int, int] | None = None
+    mig: bool | None = None
+    ecc_errors: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    recovery: str | None = None
+    throttled: tuple[str, ...] | None = None
+    power_limit: int | None = None
+    power_default: int | None = None
+    lost: str = ""
+
+    @property
+    def is_slice(self) -> bool:
+        return self.uuid.startswith("MIG-")
+
+    @property
+    def cuda_id(self) -> int | str:
+        """What CUDA_VISIBLE_DEVICES calls it: its index, which every engine reads; a slice has only its UUID."""
+        return self.uuid if self.is_slice else self.index
+
+    @property
+    def label(self) -> str:
+        return f"GPU {self.cuda_id}"
 
 
 def read() -> list[Gpu]:
     """All GPUs of this machine; raises PreflightError with NVML's own words where there are none to be had."""
-    import pynvml
+    from tokenmill.machine import nvml
 
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise PreflightError(
-            f"no NVIDIA GPU can be reached: {error}", fix='set fleet.gpus = "none" to run without'
-        ) from error
-    try:
-        return [_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError as error:
-        raise PreflightError(f"NVML cannot read the GPUs: {error}", fix="nvidia-smi   shows more") from error
-    finally:
-        pynvml.nvmlShutdown()
+    return nvml.read()
 
 
-def _gpu(index: int) -> Gpu:
-    import pynvml
+def trouble(gpu: Gpu) -> str:
+    """Why nothing should be started on a card until somebody has seen to it; empty where nothing is known.
 
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    holders = [process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-    uuid, name = (_text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle)))
-    return Gpu(index, uuid, name, int(memory.total), int(memory.used), tuple(holders))
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    What a card went through and recovered from (a row to be remapped at the next reset, an error in its log) is no
+    reason: it works.
+    """
+    if gpu.lost:
+        return f"it cannot be asked any more ({gpu.lost})"
+    if gpu.recovery:
+        return f"NVIDIA's diagnosis says: {gpu.recovery}"
+    if gpu.remap_failed:
+        return "a broken row of its memory could not be replaced"
+    if gpu.mig and not gpu.is_slice:
+        return "it is in MIG mode and has no instances"
+    return ""
 
 
 def visible(gpus: Sequence[Gpu], variable: str | None) -> list[Gpu]:
@@ -91,6 +118,6 @@ def choose(gpus: Sequence[Gpu], asked: str | Sequence[int | str]) -> list[Gpu]:
             there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus) or "none"
             raise PreflightError(f"fleet.gpus names {name!r}, and there is no such GPU; there are: {there}")
         if found in chosen:
-            raise PreflightError(f"fleet.gpus names GPU {found.index} twice")
+            raise PreflightError(f"fleet.gpus names {found.label} twice")
         chosen.append(found)
     return chosen

@@ -1,11 +1,10 @@
-"""A model's files, read offline: is it whole, what does it say of itself, and which model is it.
+"""A model's files, read offline: what does it say of itself, and which model is it. (Is it whole: wholeness.py.)
 
 A Hugging Face folder (or a snapshot of its cache) or one .gguf file.
 """
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -74,44 +73,6 @@ def weight_files(model: Path) -> list[Path]:
     return sorted({*(model / name for name in named), *model.glob("*.safetensors")})
 
 
-def problems(model: Path) -> list[str]:
-    """What is missing or broken in a model's files; empty where it is whole as far as names and sizes can tell."""
-    if not model.exists():
-        return [f"{model} does not exist"]
-    if model.is_file():
-        with model.open("rb") as file:
-            head = file.read(4)
-        return [] if head == b"GGUF" else [f"{model} is not a GGUF file: it begins with {head!r}"]
-    found = [] if (model / "config.json").is_file() else [f"{model}/config.json is missing"]
-    blobs = model.parent.parent / "blobs" if model.parent.name == "snapshots" else None
-    found += [f"{part} is an unfinished download" for part in (blobs.glob("*.incomplete") if blobs else ())]
-    files = weight_files(model)
-    if not files and not list(model.glob("*.bin")) + list(model.glob("*.gguf")):
-        found.append(f"{model} holds no weights (*.safetensors)")
-    return found + [text for file in files if (text := _shard_problem(file))]
-
-
-def _shard_problem(file: Path) -> str:
-    """A shard is whole when 8 + header + data offsets = its size (the safetensors format)."""
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            start = stream.read(8)
-            length = int.from_bytes(start, "little")
-            if start.startswith(b"version "):
-                return f"{file} is a git-lfs pointer, not the weights"
-            if size < 8 or length > size:
-                return f"{file} is cut off: {size} bytes"
-            header = json.loads(stream.read(length))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        expected = 8 + length + max(ends, default=0)
-    except FileNotFoundError:
-        return f"{file} is missing" + (" (a dangling link)" if os.path.islink(file) else "")  # noqa: PTH114
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        return f"{file} has no readable header: {error}"
-    return "" if size == expected else f"{file} has {size} bytes, its header says {expected}"
-
-
 def fingerprint(model: Path) -> str:
     """Which model this is, wherever its files lie: config, tokenizer and template whole, sizes and heads of weights."""
     digest = hashlib.sha256()
@@ -138,3 +99,13 @@ def added_tokens(model: Path, *texts: str) -> dict[str, int]:
         entries = read_json(model / "tokenizer.json").get("added_tokens") or []
         ids = {str(entry.get("content")): int(entry["id"]) for entry in entries}
     return {text: ids[text] for text in texts if text in ids}
+
+
+def vocabulary(model: Path) -> dict[int, str]:
+    """The tokens of tokenizer.json by id, added ones too; {} where a model has no such file."""
+    data = read_json(model / "tokenizer.json")
+    own = (data.get("model") or {}).get("vocab") or {}
+    tokens = {number: text for text, number in own.items()} if isinstance(own, dict) else {}
+    if isinstance(own, list):  # Unigram: pairs of text and score, in the ids' order
+        tokens = {number: str(entry[0]) for number, entry in enumerate(own)}
+    return tokens | {int(entry["id"]): str(entry["content"]) for entry in data.get("added_tokens") or []}

@@ -1,8 +1,7 @@
-"""A model's files: whole or not, by names, headers and sizes; what the model says of itself (cases C33)."""
+"""A model's files: what the model says of itself."""
 
 import json
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,80 +37,10 @@ def write(path: Path, **content: Any) -> None:
     path.write_text(json.dumps(content))
 
 
-def test_a_whole_model_has_no_problems(model: Path) -> None:
-    assert modelfiles.problems(model) == []
-    assert modelfiles.weight_files(model) == [model / name for name in SHARDS]
-
-
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-1])
-
-
-def grown(file: Path) -> None:
-    file.write_bytes(file.read_bytes() + b"\0")
-
-
-def pointer(file: Path) -> None:
-    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 12\n")
-
-
-def dangling(file: Path) -> None:
-    file.unlink()
-    file.symlink_to("gone")
-
-
-def header(text: bytes) -> Callable[[Path], Any]:
-    return lambda file: file.write_bytes(struct.pack("<Q", len(text)) + text)
-
-
-@pytest.mark.parametrize(
-    ("damage", "told"),
-    [
-        (cut, "has 113 bytes, its header says 114"),
-        (grown, "has 115 bytes, its header says 114"),
-        (pointer, "is a git-lfs pointer, not the weights"),
-        (dangling, "is missing (a dangling link)"),
-        (Path.unlink, "is missing"),
-        (lambda file: file.write_bytes(b""), "is cut off: 0 bytes"),
-        (lambda file: file.write_bytes(struct.pack("<Q", 10**12) + b"{"), "is cut off: 9 bytes"),
-        (header(b"no json"), "has no readable header"),
-        (header(b"[1,2]"), "has no readable header"),
-        (header(b'{"w":{}}'), "has no readable header"),
-    ],
-)
-def test_a_broken_shard_is_named_with_what_it_lacks(model: Path, damage: Callable[[Path], Any], told: str) -> None:
-    damage(model / SHARDS[1])
-    (problem,) = modelfiles.problems(model)
-    assert problem.startswith(f"{model / SHARDS[1]} {told}")
-
-
-def test_a_folder_without_its_parts_is_told(tmp_path: Path) -> None:
-    assert modelfiles.problems(tmp_path / "none") == [f"{tmp_path / 'none'} does not exist"]
-    assert modelfiles.problems(tmp_path) == [
-        f"{tmp_path}/config.json is missing",
-        f"{tmp_path} holds no weights (*.safetensors)",
-    ]
-
-
-def test_a_download_that_goes_on_is_told(tmp_path: Path, model: Path) -> None:
-    snapshot = tmp_path / "models--a--b" / "snapshots" / "main"
-    snapshot.parent.mkdir(parents=True)
-    model.rename(snapshot)
-    (tmp_path / "models--a--b" / "blobs").mkdir()
-    (tmp_path / "models--a--b" / "blobs" / "ab.incomplete").write_bytes(b"")
-    assert modelfiles.problems(snapshot) == [f"{tmp_path}/models--a--b/blobs/ab.incomplete is an unfinished download"]
-
-
-@pytest.mark.parametrize(("content", "count"), [(b"GGUF\x03\0\0\0", 0), (b"PK\x03\x04", 1), (b"", 1)])
-def test_a_gguf_file_is_told_by_its_first_bytes(tmp_path: Path, content: bytes, count: int) -> None:
-    (tmp_path / "m.gguf").write_bytes(content)
-    assert len(modelfiles.problems(tmp_path / "m.gguf")) == count
-
-
 def test_broken_json_is_an_error_with_the_files_name(model: Path) -> None:
     (model / "model.safetensors.index.json").write_text('{"weight_map": ')
     with pytest.raises(PreflightError, match=r"index\.json cannot be read"):
-        modelfiles.problems(model)
+        modelfiles.weight_files(model)
     (model / "config.json").write_text("[]")
     with pytest.raises(PreflightError, match=r"config\.json holds no JSON object"):
         modelfiles.end_tokens(model)

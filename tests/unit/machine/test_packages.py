@@ -17,7 +17,8 @@ def test_a_distribution_and_its_files_are_found() -> None:
 
 
 def test_what_is_not_installed_has_no_version() -> None:
-    assert packages.read(sys.executable, "no-such-distribution-at-all", ("**/*.py",)) == packages.Package("")
+    found = packages.read(sys.executable, "no-such-distribution-at-all", ("**/*.py",))
+    assert (found.version, found.sources, found.needs, found.prefix) == ("", {}, {}, sys.prefix)
 
 
 def test_an_interpreter_that_does_not_run_is_named(tmp_path: Path) -> None:
