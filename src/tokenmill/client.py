@@ -8,6 +8,7 @@ a fresh connection, since nothing was asked of the server yet.
 import asyncio
 import errno
 import time
+from functools import cached_property
 
 import aiohttp
 from yarl import URL
@@ -35,8 +36,15 @@ class Client:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._urls: dict[str, URL] = {}
-        self._pooled = self._session(aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_IDLE_S))
-        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True))
+
+    # Made at the first request: a server may be given up before anything was asked of it, and then nobody closes them.
+    @cached_property
+    def _pooled(self) -> aiohttp.ClientSession:
+        return self._session(aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_IDLE_S))
+
+    @cached_property
+    def _fresh(self) -> aiohttp.ClientSession:
+        return self._session(aiohttp.TCPConnector(limit=0, force_close=True))
 
     def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
@@ -66,8 +74,9 @@ class Client:
         return await self._ask(self._fresh, "GET", path, None, timeout_s)
 
     async def close(self) -> None:
-        await self._pooled.close()
-        await self._fresh.close()
+        for name in ("_pooled", "_fresh"):
+            if session := self.__dict__.pop(name, None):
+                await session.close()
 
     async def _ask(
         self, session: aiohttp.ClientSession, method: str, path: str, body: bytes | None, timeout_s: float

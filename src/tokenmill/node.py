@@ -110,7 +110,8 @@ class LocalNode:
             self._say("gpus", f"{card} is left out: {why}", "warn", "nvidia-smi -q")
         if engine.cache_variables:
             await asyncio.to_thread(caches.prune, caches.root())
-        key = os.environ.get(config.engine.api_key_env, "") if config.engine.api_key_env else ""
+        # A key read from a file ends with a newline, and no header may hold one.
+        key = os.environ.get(config.engine.api_key_env, "").strip() if config.engine.api_key_env else ""
         job = Job(
             node=self.name,
             config=config,

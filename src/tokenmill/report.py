@@ -19,6 +19,7 @@ from tokenmill.core import judge
 from tokenmill.core.judge import Rules, Verdict
 from tokenmill.core.records import Record
 from tokenmill.dataset import Brief
+from tokenmill.errors import StoreError
 from tokenmill.folder import RunFolder, write_aside
 from tokenmill.view import duration
 
@@ -86,15 +87,18 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def write(folder: RunFolder, rules: Rules, total: int, trouble: str = "") -> Path:
-    """Writes both files; returns the page. `total` are the completions asked for, `trouble` what ended the run."""
+    """Writes both files; returns the page; raises StoreError. `total` are the completions asked for, `trouble` what ended the run."""
     report = build(folder, rules, total, trouble)
     from jinja2 import Environment, PackageLoader, select_autoescape
 
+    path = folder.path / "report.html"
     environment = Environment(loader=PackageLoader("tokenmill", "data"), autoescape=select_autoescape(default=True))
     page = environment.get_template("report.html.j2").render(report=report)
-    write_aside(folder.path / "report.json", msgspec.json.format(msgspec.json.encode(report), indent=1))
-    path = folder.path / "report.html"
-    write_aside(path, page.encode("utf-8", "replace"))
+    try:
+        write_aside(path.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(report), indent=1))
+        write_aside(path, page.encode("utf-8", "replace"))
+    except OSError as error:
+        raise StoreError(f"{path} could not be written: {error.strerror}", fix=f"df -h {path.parent}") from error
     return path
 
 

@@ -17,7 +17,7 @@ from tokenmill import copykeeper, report
 from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
 from tokenmill.doctor import preflight
-from tokenmill.errors import GateError, TokenmillError, UsageError
+from tokenmill.errors import GateError, StoreError, TokenmillError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.explain import explain
 from tokenmill.folder import RunFolder, ServerEntry
@@ -171,9 +171,8 @@ async def _report(desk: Desk, accounts: Accounts, trouble: TokenmillError | None
     folder, total = desk.folder, accounts.ledger.counts().total
     try:
         await asyncio.to_thread(report.write, folder, accounts.rules, total, str(trouble or ""))
-    except OSError as error:
-        words = f"report.html could not be written: {error.strerror}"
-        desk.log.say("report", words, "warn", f"tokenmill report {folder.path}")
+    except StoreError as error:
+        desk.log.say("report", str(error), "warn", f"tokenmill report {folder.path}")
 
 
 async def _generate(

@@ -1,5 +1,6 @@
 """The engine: is it installed, do its parts fit, does it know every flag, and can they be meant together?"""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,10 @@ def check_engine(context: Context) -> Iterator[Finding]:
     installed = context.package if context.engine.package and not config.engine.command else None
     known = context.engine.flags(installed.sources) if installed else frozenset()
     yield from _own(context, known)
+    variable = config.engine.api_key_env
+    if variable and not os.environ.get(variable, "").strip():
+        words = f"engine.api_key_env = {variable}, and this shell has no such variable, or an empty one"
+        yield Finding("engine", "fail", "engine.api_key_env", words, f"export {variable}=…")
     if not config.engine.addresses:
         yield from check_traps(context)
     if installed is not None:
