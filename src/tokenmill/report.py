@@ -87,7 +87,10 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def write(folder: RunFolder, rules: Rules, total: int, trouble: str = "") -> Path:
-    """Writes both files; returns the page; raises StoreError. `total` are the completions asked for, `trouble` what ended the run."""
+    """Writes both files; returns the page. `total` are the completions asked for, `trouble` what ended the run.
+
+    Raises StoreError.
+    """
     report = build(folder, rules, total, trouble)
     from jinja2 import Environment, PackageLoader, select_autoescape
 

@@ -112,6 +112,22 @@ def test_every_mistake_is_listed_at_once_with_its_line_and_the_legal_values(tmp_
         ({"engine": {"kind": "sglang"}}, "model.path is missing: a model folder, a .gguf file or a hub id"),
         ({"prompts": {"path": ""}}, "prompts.path is missing: the prompt set"),
         ({"engine": {"command": ["x"]}}, "engine.command goes with kind"),
+        ({"engine": {"kind": "llamacpp", "command": [""]}}, "engine.command must begin with a program"),
+        ({"engine": {"env": {"A=B": "c"}}}, "engine.env 'A=B' cannot be a variable"),
+        ({"engine": {"env": {"A": "c\0"}}}, "engine.env 'A' cannot be a variable"),
+        ({"engine": {"args": {"a": ["b\0"]}}}, "engine.args must hold no NUL character"),
+        *(
+            (
+                {"engine": {"kind": "openai", "addresses": [address]}, "model": {"name": "m"}},
+                "is not an address such as",
+            )
+            for address in ("http://[::1", "http://127.0.0.1:99999", "http://127.0.0.1:abc", "http://a b", "http://")
+        ),
+        ({"prompts": {"path": "a\0b"}}, "prompts.path must be a path, and holds a NUL character"),
+        ({"output": {"dir": "x" * 256}}, "output.dir must be a path, and has a name of more than 255 bytes"),
+        ({"prompts": {"path": "~no-such-user/p"}}, "prompts.path must be a path"),
+        ({"prompts": {"path": "p", "shard": "0/99999999999999999999"}}, "with 0 <= i < n <= 1,000,000"),
+        ({"name": "n" * 256}, "name must be a folder name"),
     ],
 )
 def test_a_mistake_is_named_with_what_is_legal(data: dict[str, Any], words: str) -> None:
