@@ -164,11 +164,18 @@ def down(
 
 
 @app.command()
-def stage(config: ConfigFile, setting: Set = None) -> None:
+def stage(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="Not needed to list or to remove.")] = None,
+    setting: Set = None,
+    wait: Annotated[bool, typer.Option("--wait", help="First follow a download that still grows.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="Show the copies there are; stage nothing.")] = False,
+    remove: Annotated[str, typer.Option(metavar="NAME", help="Remove a copy that nobody uses.")] = "",
+) -> None:
     """Bring the model near, as `run` would; prints where it is."""
-    from tokenmill.stage import stage as bring
+    from tokenmill.stage import command
 
-    typer.echo(str(bring(_load(config, setting), _say)))
+    for line in command(_load(config, setting) if config else None, _say, wait=wait, show=show, remove=remove):
+        typer.echo(line)
 
 
 @app.command()
