@@ -13,6 +13,9 @@ from tokenmill.machine import modelfiles, sources
 from tokenmill.pace import Pace, Tell, gigabytes
 
 LOOK_S = 2.0
+HOLE = 1 << 16
+"""Bytes that a file may lack on its disk: small files, tails and the like are packed by some file systems."""
+
 PATIENCE_S = 600.0
 """No new byte for so long: whoever downloads has ended or hangs."""
 
@@ -50,9 +53,19 @@ def follow(
 
 def _problems(source: Path) -> list[str]:
     try:
-        return sources.problems(source)
-    except PreflightError as error:
+        return sources.problems(source) or _holes(source)
+    except (OSError, PreflightError) as error:
         return [str(error)]  # a config.json of which only half is there
+
+
+def _holes(source: Path) -> list[str]:
+    """Files whose room is reserved and not written yet; a file system that does not count blocks has none."""
+    found = []
+    for file in sources.listing(source):
+        written = file.path.stat().st_blocks * 512
+        if 0 < written < file.size - HOLE:
+            found.append(f"{file.path} has {written} bytes of {file.size}: the rest is a hole")
+    return found
 
 
 def _first(problems: list[str]) -> str:
