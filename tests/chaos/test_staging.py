@@ -174,8 +174,9 @@ def test_a_real_server_loads_a_gguf_file_from_its_copy_under_the_name_of_the_ori
 ) -> None:
     keys = write_short_prompts(llama.folder / "prompts.jsonl", 4)
     models = llama.folder / "models"
-    models.mkdir()
-    (models / "smol.gguf").symlink_to(gguf)
+    (models / "blobs").mkdir(parents=True)
+    shutil.copy(gguf, models / "blobs" / "c0ffee")
+    (models / "smol.gguf").symlink_to("blobs/c0ffee")  # as in the hub's cache
     where, root = slow(models, "--latency-ms", "1") / "smol.gguf", llama.folder / "root"
     llama.write(
         model={"path": str(where), "name": ""},
