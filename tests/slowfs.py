@@ -33,7 +33,9 @@ REPLY = struct.Struct("<IiQ")
 ATTRIBUTES = struct.Struct("<QQQQQQIIIIIIIIII")
 LOOKUP, FORGET, GETATTR, READLINK, OPEN, READ, STATFS, RELEASE = 1, 2, 3, 5, 14, 15, 17, 18
 FLUSH, INIT, OPENDIR, READDIR, RELEASEDIR, INTERRUPT, BATCH_FORGET = 25, 26, 27, 28, 29, 36, 42
-ASYNC_READ, PARALLEL_DIROPS = 1 << 0, 1 << 18
+ASYNC_READ, PARALLEL_DIROPS, MAX_PAGES = 1 << 0, 1 << 18, 1 << 22
+MOST_PAGES = 256
+"""Of one request: 1 MiB, what libfuse asks for as well; the kernel's read-ahead of 128 KiB decides where it is less."""
 VALID_S = 0
 """Seconds that the kernel may keep attributes: a change of the folder is seen at once."""
 
@@ -79,8 +81,10 @@ class SlowFs:
             case _ if code == INIT:
                 # version, readahead, flags, background, congestion, write size, time granularity, pages, padding
                 major, minor, readahead, _ = struct.unpack_from("<IIII", body)
-                flags = ASYNC_READ | PARALLEL_DIROPS
-                return struct.pack("<IIIIHHIIHHI28x", major, min(minor, 31), readahead, flags, 64, 48, 4096, 1, 0, 0, 0)
+                flags = ASYNC_READ | PARALLEL_DIROPS | MAX_PAGES
+                return struct.pack(
+                    "<IIIIHHIIHHI28x", major, min(minor, 31), readahead, flags, 64, 48, 4096, 1, MOST_PAGES, 0, 0
+                )
             case _ if code == LOOKUP:
                 path = self._paths[node] / os.fsdecode(bytes(body).rstrip(b"\0"))
                 return struct.pack("<QQQQII", self._number(path), 0, VALID_S, VALID_S, 0, 0) + self._attributes(path)

@@ -106,11 +106,7 @@ def stage(
         return _in_use(source, lambda tell, halted: stage(config, tell, halted, hub=hub))
     if not source.exists():
         raise PreflightError(f"model.path = {source} does not exist", fix="correct model.path")
-    try:
-        files = sources.listing(source)
-    except OSError as error:
-        raise PreflightError(f"{source} cannot be read: {error}", fix="finish the download of the model") from error
-    name = sources.copy_name(source, files)
+    files, name = _named(source)
     found = _existing(config, name)
     if found is not None:
         tell(f"{source} is staged already: {found}")
@@ -146,6 +142,15 @@ def _in_use(copy: Path, again: Callable[[Tell, Halted], Staged]) -> Staged:
         lease.close()
         raise PreflightError(f"{gone}: it was removed just now", fix="start again")
     return Staged(copy, copy, lease, again)
+
+
+def _named(source: Path) -> tuple[tuple[SourceFile, ...], str]:
+    """The files of a model, and the name of its copy."""
+    try:
+        files = sources.listing(source)
+        return files, sources.copy_name(source, files)
+    except OSError as error:
+        raise PreflightError(f"{source} cannot be read: {error}", fix="finish the download of the model") from error
 
 
 # -- where to ----------------------------------------------------------------------------------------------------------
@@ -262,11 +267,7 @@ def _bring(job: _Copying, tell: Tell, halted: Halted) -> Staged:
     copies.own(root)
 
     def again(tell: Tell, halted: Halted) -> Staged:
-        try:
-            files = sources.listing(job.source)
-        except OSError as error:
-            raise PreflightError(f"{job.source} cannot be read: {error}") from error
-        name = sources.copy_name(job.source, files)
+        files, name = _named(job.source)
         return _bring(_Copying(job.source, files, name, placement.asked(root, name), job.verify), tell, halted)
 
     with copies.lock(root, job.name, _waits(job, tell, halted)) as lock:
@@ -306,7 +307,8 @@ def _make(job: _Copying, lock: copies.Lock, tell: Tell, halted: Halted) -> None:
     sync = not filesystems.mount_of(root).is_ram
     try:
         began = time.monotonic()
-        copier = Copier(job.files, aside, sync=sync, read_back=job.verify != "size")
+        direct = any(filesystems.mount_of(file.path).is_network for file in job.files)
+        copier = Copier(job.files, aside, sync=sync, read_back=job.verify != "size", direct=direct)
         copied = copier.run(_look(job, lock, tell, halted))
         if sources.listing(job.source) != job.files:
             raise OSError(f"{job.source} changed while it was copied")

@@ -7,6 +7,7 @@ what the read-ahead of network mounts follows.
 """
 
 import errno
+import mmap
 import os
 import threading
 import time
@@ -18,10 +19,13 @@ from pathlib import Path
 
 import xxhash
 
+from tokenmill.machine import pagecache
 from tokenmill.machine.sources import SourceFile
 
 BLOCK = 1 << 20
 """Bytes of one read, and of one hash: it stays in the processor's cache between the read, the hash and the write."""
+
+PAGE = mmap.PAGESIZE
 
 FIRST_STREAMS, MOST_STREAMS = 8, 64
 """A local disk is busy with 8; an object store's mount was seen to gain up to 32 and more."""
@@ -123,6 +127,7 @@ class _Part:
     hashes: "array[int]" = field(init=False)
     unwritten: int = field(init=False)
     unread: int = field(init=False)
+    direct: bool = False
 
     def __post_init__(self) -> None:
         self.blocks = -(-self.file.size // BLOCK)
@@ -147,8 +152,13 @@ class _Range:
 class Copier:
     """Copies files below a folder; `run` returns when all are there under their names, or raises OSError."""
 
-    def __init__(self, files: tuple[SourceFile, ...], target: Path, *, sync: bool, read_back: bool = True) -> None:
+    def __init__(
+        self, files: tuple[SourceFile, ...], target: Path, *, sync: bool, read_back: bool = True, direct: bool = False
+    ) -> None:
+        """`sync`: the target is a disk. `read_back`: prove what was written. `direct`: the source is a mount that
+        answers large requests in the time of small ones; what of it is in the page cache is read from there."""
         self._parts = [_Part(file, target / file.name) for file in files]
+        self._direct = direct
         self._sync, self._read_back = sync, read_back
         self._lock = threading.Condition()
         ordered = sorted((part for part in self._parts if part.blocks), key=lambda part: part.file.size)
@@ -177,6 +187,7 @@ class Copier:
 
     def _prepare(self, part: _Part) -> None:
         """Takes the room at once: a full disk or RAM disk shows now, not after minutes."""
+        part.direct = self._direct and not pagecache.holds(part.file.path)
         part.target.parent.mkdir(parents=True, exist_ok=True)
         with part.partial.open("wb") as file:
             if part.file.size:
@@ -217,7 +228,7 @@ class Copier:
 
     # -- streams -----------------------------------------------------------------------------------------------------
     def _stream(self, number: int) -> None:
-        buffer = memoryview(bytearray(BLOCK))
+        buffer = memoryview(mmap.mmap(-1, BLOCK))  # aligned to pages, as direct reads want it
         try:
             while self._left and not self._stopped(number):
                 taken = self._take()
@@ -259,13 +270,14 @@ class Copier:
     def _work(self, taken: _Range, buffer: memoryview, number: int) -> None:
         part = taken.part
         target = os.open(part.partial, os.O_RDWR)
-        reader = None if taken.back else _Reader(part.file)
+        reader = None if taken.back else _Reader(part.file, direct=part.direct)
         try:
             while not self._stopped(number) and (block := self._next(taken)) is not None:
                 size = min(BLOCK, part.file.size - block * BLOCK)
                 if reader is None:
                     self._check(part, block, buffer[:size], target)
                 else:
+                    reader.read(buffer, size, block * BLOCK)
                     self._copy(part, block, buffer[:size], reader, target)
         finally:
             os.close(target)
@@ -278,7 +290,6 @@ class Copier:
 
     def _copy(self, part: _Part, block: int, room: memoryview, reader: "_Reader", target: int) -> None:
         offset = block * BLOCK
-        reader.read(room, offset)
         part.hashes[block] = xxhash.xxh3_64_intdigest(room)
         written = 0
         while written < len(room):
@@ -297,7 +308,7 @@ class Copier:
                 self._finish(part)
 
     def _check(self, part: _Part, block: int, room: memoryview, target: int) -> None:
-        got = _fill(target, room, block * BLOCK)
+        got = _fill(target, room, len(room), block * BLOCK)
         if got < len(room) or xxhash.xxh3_64_intdigest(room) != part.hashes[block]:
             words = f"{part.target} reads back otherwise than it was written, at byte {block * BLOCK}"
             raise OSError(errno.EIO, words)
@@ -322,25 +333,45 @@ class Copier:
 
 
 class _Reader:
-    """One stream's own descriptor on a source; opened anew after a failed read."""
+    """One stream's own descriptor on a source; opened anew after a failed read.
 
-    def __init__(self, file: SourceFile) -> None:
-        self._file = file
-        self._handle = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    `direct` passes the page cache by: a network mount then gets requests of a whole block instead of its read-ahead's
+    128 KiB, and the source's pages do not take the memory that the copy needs. Not every file system can.
+    """
 
-    def read(self, room: memoryview, offset: int) -> None:
-        for attempt in range(READ_ATTEMPTS):
+    def __init__(self, file: SourceFile, *, direct: bool) -> None:
+        self._file, self._direct = file, direct
+        self._handle = self._open()
+
+    def _open(self) -> int:
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        if self._direct:
             try:
-                got = _fill(self._handle, room, offset)
-            except OSError as error:
-                if attempt == READ_ATTEMPTS - 1:
-                    raise OSError(error.errno, f"{self._file.path} cannot be read: {error.strerror}") from error
-                time.sleep(READ_PAUSE_S * 2**attempt)
-                self.close()
-                self._handle = os.open(self._file.path, os.O_RDONLY | os.O_CLOEXEC)
-            else:
+                return os.open(self._file.path, flags | os.O_DIRECT)
+            except OSError:
+                self._direct = False  # not here; if it cannot be opened at all, the next line says so
+        handle = os.open(self._file.path, flags)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # doubles the read-ahead, as cp does
+        return handle
+
+    def read(self, buffer: memoryview, size: int, offset: int) -> None:
+        """Fills the first `size` bytes of the buffer, which is aligned; raises OSError that names the file."""
+        attempt = 0
+        while True:
+            try:
+                got = _fill(self._handle, buffer[: -(-size // PAGE) * PAGE], size, offset)
                 break
-        if got < len(room):
+            except OSError as error:
+                refused = self._direct and error.errno == errno.EINVAL
+                if not refused and attempt == READ_ATTEMPTS - 1:
+                    raise OSError(error.errno, f"{self._file.path} cannot be read: {error.strerror}") from error
+                if not refused:
+                    time.sleep(READ_PAUSE_S * 2**attempt)
+                    attempt += 1
+                self._direct = self._direct and not refused
+                self.close()
+                self._handle = self._open()
+        if got < size:
             raise OSError(errno.EIO, f"{self._file.path} changed while it was copied: it ends at byte {offset + got}")
 
     def check_unchanged(self) -> None:
@@ -355,10 +386,10 @@ class _Reader:
         os.close(self._handle)
 
 
-def _fill(handle: int, room: memoryview, offset: int) -> int:
-    """Reads until the room is full or the file ends; returns the bytes that came."""
+def _fill(handle: int, room: memoryview, size: int, offset: int) -> int:
+    """Reads until `size` bytes are there or the file ends; returns the bytes that came."""
     got = 0
-    while got < len(room) and (more := os.preadv(handle, [room[got:]], offset + got)):
+    while got < size and (more := os.preadv(handle, [room[got:]], offset + got)):
         got += more
     return got
 

@@ -16,11 +16,15 @@ def ignore(moment: Moment) -> None:
     """Nothing to look at."""
 
 
-def copy(source: Path, target: Path, look: copying.Look = ignore) -> None:
-    Copier(listing(source), target, sync=False).run(look)
+def copy(source: Path, target: Path, look: copying.Look = ignore, *, direct: bool = True) -> None:
+    Copier(listing(source), target, sync=False, direct=direct).run(look)
 
 
-def test_files_of_all_sizes_arrive_with_every_byte_in_its_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("mounted", [False, True])
+def test_files_of_all_sizes_arrive_with_every_byte_in_its_place(
+    tmp_path: Path, slow: Slow, mounted: bool, direct: bool
+) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     draw = random.Random(seed)
@@ -29,20 +33,20 @@ def test_files_of_all_sizes_arrive_with_every_byte_in_its_place(tmp_path: Path) 
         path = tmp_path / "source" / f"folder-{number % 3}" / f"file-{number}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(draw.randbytes(size))
-    copy(tmp_path / "source", tmp_path / "target")
+    copy(slow(tmp_path / "source") if mounted else tmp_path / "source", tmp_path / "target", direct=direct)
     assert contents(tmp_path / "target") == contents(tmp_path / "source")
 
 
 def test_one_large_file_is_read_by_many_streams_and_is_right(tmp_path: Path, slow: Slow) -> None:
     (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "weights").write_bytes(random.Random(1).randbytes(40 * BLOCK + 17))
+    (tmp_path / "source" / "weights").write_bytes(random.Random(1).randbytes(96 * BLOCK + 17))
     most = 0
 
     def look(moment: Moment) -> None:
         nonlocal most
         most = max(most, moment.streams)
 
-    copy(slow(tmp_path / "source"), tmp_path / "target", look)
+    copy(slow(tmp_path / "source", "--latency-ms", "30"), tmp_path / "target", look)
     assert contents(tmp_path / "target") == contents(tmp_path / "source")
     assert most > FIRST_STREAMS, "more streams pay where each read costs a round trip"
 
@@ -82,7 +86,7 @@ def test_a_source_that_changes_meanwhile_fails(tmp_path: Path, slow: Slow, chang
             aside.rename(file)
 
     with pytest.raises(OSError, match="mount-source/weights changed while it was copied"):
-        copy(slow(tmp_path / "source", "--latency-ms", "20"), tmp_path / "target", look)
+        copy(slow(tmp_path / "source", "--latency-ms", "100"), tmp_path / "target", look)
     assert not (tmp_path / "target" / "weights").exists()
 
 
