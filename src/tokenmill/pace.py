@@ -15,14 +15,16 @@ WINDOW_S = 10.0
 class Pace:
     """Tells how far something is. `total` 0: nobody knows how much it will be."""
 
-    def __init__(self, what: str, tell: Tell, every_s: float = TELL_EVERY_S) -> None:
-        self._what, self._tell, self._every_s = what, tell, every_s
-        self._began = self._told = time.monotonic()
-        self._seen: deque[tuple[float, int]] = deque([(self._began, 0)])
+    def __init__(
+        self, what: str, tell: Tell, every_s: float = TELL_EVERY_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._what, self._tell, self._every_s, self._clock = what, tell, every_s, clock
+        self._told = clock()
+        self._seen: deque[tuple[float, int]] = deque([(self._told, 0)])
 
     def seen(self, done: int, total: int, more: str = "") -> None:
         """Takes in how many bytes there are; says so where the last word is old enough."""
-        moment = time.monotonic()
+        moment = self._clock()
         if moment - self._told < self._every_s:
             return
         self._told = moment
@@ -38,11 +40,7 @@ class Pace:
 
     def start_at(self, done: int) -> None:
         """What was there before counts for no rate."""
-        self._seen = deque([(time.monotonic(), done)])
-
-    def average(self, done: int) -> str:
-        """The rate of the whole."""
-        return speed(done / max(time.monotonic() - self._began, 1e-9))
+        self._seen = deque([(self._clock(), done)])
 
 
 def gigabytes(size: float) -> str:

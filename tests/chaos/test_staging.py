@@ -29,9 +29,9 @@ def write_config(folder: Path, model: Path) -> Path:
     return path
 
 
-def start(config: Path) -> "subprocess.Popen[str]":
+def start(config: Path, *words: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "tokenmill", "stage", str(config)],
+        [sys.executable, "-m", "tokenmill", "stage", str(config), *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -96,6 +96,28 @@ def test_two_commands_at_once_copy_once_and_the_second_says_that_it_waits(tmp_pa
     assert "verified (fast)" in first
     assert "verified" not in second
     assert "another tokenmill stages it:" in second
+    (copy,) = (tmp_path / "root").glob("[!.]*")
+    assert contents(copy) == contents(model)
+
+
+def test_a_download_that_still_grows_is_refused_and_with_wait_followed_to_its_end(tmp_path: Path, slow: Slow) -> None:
+    model = write_model(tmp_path / "model")
+    late = model / "model-00003-of-00003.safetensors"
+    data = late.read_bytes()
+    late.write_bytes(data[: 1 << 20])
+    config = write_config(tmp_path, slow(model))
+    refused = start(config)
+    said, _ = refused.communicate(timeout=DEADLINE_S)
+    assert refused.returncode == 3
+    assert "is not whole" in said
+    assert "--wait" in said
+    waiting = start(config, "--wait")
+    assert waiting.stdout is not None
+    first = waiting.stdout.readline()
+    assert "model-00003-of-00003.safetensors" in first
+    assert " of 9.0 MB" in first
+    late.write_bytes(data)
+    ended(waiting)
     (copy,) = (tmp_path / "root").glob("[!.]*")
     assert contents(copy) == contents(model)
 
