@@ -120,19 +120,18 @@ class Ramp:
 
 @dataclass
 class _Part:
-    """One file on its way: the hash of each block, and how many are still to write and to read back."""
+    """One file on its way: the hash of each block, and how many are `left` to copy."""
 
     file: SourceFile
     target: Path
     hashes: "array[int]" = field(init=False)
-    unwritten: int = field(init=False)
-    unread: int = field(init=False)
+    left: int = field(init=False)
     direct: bool = False
 
     def __post_init__(self) -> None:
         self.blocks = -(-self.file.size // BLOCK)
         self.hashes = array("Q", bytes(8 * self.blocks))
-        self.unwritten = self.unread = self.blocks
+        self.left = self.blocks
 
     @property
     def partial(self) -> Path:
@@ -141,12 +140,11 @@ class _Part:
 
 @dataclass(eq=False)
 class _Range:
-    """Blocks [at, end) of a part, to copy or (`back`) to read back; one stream is at it."""
+    """Blocks [at, end) of a part, still to copy; one stream is at it."""
 
     part: _Part
     at: int
     end: int
-    back: bool = False
 
 
 class Copier:
@@ -168,7 +166,7 @@ class Copier:
         self._failure: OSError | None = None
         self._over = False
         self._wanted = 0
-        self._done = self._moved = 0
+        self._done = 0
         self._total = sum(file.size for file in files)
         self._threads: list[threading.Thread] = []
 
@@ -210,8 +208,8 @@ class Copier:
             if moment - began >= WINDOW_S and copied >= 2 * BLOCK * ramp.streams:
                 self._employ(ramp.seen(copied / (moment - began)))
                 began, before = moment, self._done
-            if moved != self._moved:
-                moved, moved_at = self._moved, moment
+            if moved != self._done:
+                moved, moved_at = self._done, moment
             elif moment - moved_at > STALL_S:
                 raise OSError(errno.ETIMEDOUT, f"no byte came for {STALL_S:.0f} s; the mount hangs")
         if self._failure is not None:
@@ -255,7 +253,7 @@ class Copier:
                 if most is None or most.end - most.at < 2:
                     return None
                 middle = (most.at + most.end + 1) // 2
-                taken = _Range(most.part, middle, most.end, most.back)
+                taken = _Range(most.part, middle, most.end)
                 most.end = middle
             self._active.add(taken)
             return taken
@@ -269,55 +267,42 @@ class Copier:
 
     def _work(self, taken: _Range, buffer: memoryview, number: int) -> None:
         part = taken.part
-        target = os.open(part.partial, os.O_RDWR)
-        reader = None if taken.back else _Reader(part.file, direct=part.direct)
+        reader = _Reader(part.file, direct=part.direct)
+        target = os.open(part.partial, os.O_RDWR | os.O_CLOEXEC)
         try:
             while not self._stopped(number) and (block := self._next(taken)) is not None:
                 size = min(BLOCK, part.file.size - block * BLOCK)
-                if reader is None:
-                    self._check(part, block, buffer[:size], target)
-                else:
-                    reader.read(buffer, size, block * BLOCK)
-                    self._copy(part, block, buffer[:size], reader, target)
+                reader.read(buffer, size, block * BLOCK)
+                part.hashes[block] = xxhash.xxh3_64_intdigest(buffer[:size])
+                self._write(part, block, buffer[:size], target)
+                if self._wrote(part, size):
+                    reader.check_unchanged()
+                    self._finish(part)
         finally:
             os.close(target)
-            if reader is not None:
-                reader.close()
+            reader.close()
             with self._lock:
                 self._active.discard(taken)
                 if taken.at < taken.end:
                     self._waiting.append(taken)
 
-    def _copy(self, part: _Part, block: int, room: memoryview, reader: "_Reader", target: int) -> None:
-        offset = block * BLOCK
-        part.hashes[block] = xxhash.xxh3_64_intdigest(room)
-        written = 0
+    def _write(self, part: _Part, block: int, room: memoryview, target: int) -> None:
+        """Writes a block and, while it is still in the processor's cache, proves that it reads back alike."""
+        offset, written = block * BLOCK, 0
         while written < len(room):
             written += os.pwrite(target, room[written:], offset + written)
-        with self._lock:
-            self._done += len(room)
-            self._moved += len(room)
-            part.unwritten -= 1
-            last = part.unwritten == 0
-        if last:
-            reader.check_unchanged()
-            if self._read_back:
-                with self._lock:
-                    self._waiting.append(_Range(part, 0, part.blocks, back=True))
-            else:
-                self._finish(part)
+        if self._read_back:
+            got = _fill(target, room, len(room), offset)
+            if got < len(room) or xxhash.xxh3_64_intdigest(room) != part.hashes[block]:
+                words = f"{part.target} reads back otherwise than it was written, at byte {offset}"
+                raise OSError(errno.EIO, words)
 
-    def _check(self, part: _Part, block: int, room: memoryview, target: int) -> None:
-        got = _fill(target, room, len(room), block * BLOCK)
-        if got < len(room) or xxhash.xxh3_64_intdigest(room) != part.hashes[block]:
-            words = f"{part.target} reads back otherwise than it was written, at byte {block * BLOCK}"
-            raise OSError(errno.EIO, words)
+    def _wrote(self, part: _Part, size: int) -> bool:
+        """Whether that was the file's last block."""
         with self._lock:
-            self._moved += len(room)
-            part.unread -= 1
-            last = part.unread == 0
-        if last:
-            self._finish(part)
+            self._done += size
+            part.left -= 1
+            return part.left == 0
 
     def _finish(self, part: _Part) -> None:
         """The bytes are right: the file gets its name, and nobody writes it any more."""

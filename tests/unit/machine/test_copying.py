@@ -96,9 +96,12 @@ def test_bytes_that_read_back_otherwise_fail(tmp_path: Path) -> None:
     copier = Copier(listing(tmp_path / "source"), tmp_path / "target", sync=False)
     part = copier._parts[0]
     copier._prepare(part)
-    part.hashes[0] = 1
-    with part.partial.open("rb") as target, pytest.raises(OSError, match="reads back otherwise than it was written"):
-        copier._check(part, 0, memoryview(bytearray(BLOCK)), target.fileno())
+    part.hashes[1] = 1
+    with (
+        part.partial.open("r+b") as target,
+        pytest.raises(OSError, match=f"reads back otherwise than it was written, at byte {BLOCK}"),
+    ):
+        copier._write(part, 1, memoryview(bytearray(BLOCK)), target.fileno())
 
 
 def test_whatever_the_watch_raises_ends_the_copy_before_any_name_is_given(tmp_path: Path, slow: Slow) -> None:
