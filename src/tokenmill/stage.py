@@ -73,18 +73,23 @@ class Staged:
     def _renew(self, tell: Tell, halted: Halted) -> None:
         assert self.again is not None
         fresh = self.again(tell, halted)
+        if fresh.path != self.path:
+            fresh.close()
+            raise _changed(fresh.path, self.path)
         old, self.lease = self.lease, fresh.lease
         if old is not None:
             old.close()
-        if fresh.path != self.path:
-            words = f"the model has changed since this run began: {fresh.path} is not {self.path}"
-            raise PreflightError(words, fix="start the run again")
 
     def close(self) -> None:
         """Ends our own use of the copy; living servers keep theirs."""
         if self.lease is not None:
             self.lease.close()
             self.lease = None
+
+
+def _changed(new: Path | None, old: Path | None) -> PreflightError:
+    words = f"the model has changed since this run began: {new} is not {old}"
+    return PreflightError(words, fix="start the run again")
 
 
 def stage(
@@ -268,6 +273,8 @@ def _bring(job: _Copying, tell: Tell, halted: Halted) -> Staged:
 
     def again(tell: Tell, halted: Halted) -> Staged:
         files, name = _named(job.source)
+        if name != job.name:
+            raise _changed(root / name, job.target)
         return _bring(_Copying(job.source, files, name, placement.asked(root, name), job.verify), tell, halted)
 
     with copies.lock(root, job.name, _waits(job, tell, halted)) as lock:
