@@ -29,7 +29,7 @@ from tokenmill.machine import logtail, ports, processes
 from tokenmill.machine.logtail import LogTail
 from tokenmill.machine.processes import ProcessId
 from tokenmill.render import Renderer
-from tokenmill.stage import Staged
+from tokenmill.staged import Staged
 
 LOOK_S = 0.25
 """How often a server is looked at: a death must be known in less than 2 s."""

@@ -28,7 +28,8 @@ from tokenmill.life import VERIFY_S, Job, spec_for
 from tokenmill.machine import gpus, ports, processes
 from tokenmill.render import Renderer, renderer_for
 from tokenmill.settings import sampling
-from tokenmill.stage import Staged, stage
+from tokenmill.stage import stage
+from tokenmill.staged import Staged
 from tokenmill.supervise import STOP_GRACE_S, Supervisor
 
 OPEN_FILES = 65536

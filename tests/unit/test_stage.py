@@ -14,6 +14,7 @@ from tests.unit.machine.test_sources import hub_cache
 from tokenmill import placement, stage
 from tokenmill.errors import PreflightError, StoppedError
 from tokenmill.machine import copies
+from tokenmill.staged import Staged
 
 
 def names(root: Path) -> list[str]:
@@ -121,7 +122,7 @@ def test_room_is_made_by_the_copy_that_nobody_uses(tmp_path: Path, monkeypatch: 
 def test_two_at_once_copy_once(tmp_path: Path, slow: Slow) -> None:
     model, said = write_model(tmp_path / "model"), list[str]()
     config = staging_config(slow(model), tmp_path / "root")
-    found: list[stage.Staged] = []
+    found: list[Staged] = []
     threads = [threading.Thread(target=lambda: found.append(stage.stage(config, said.append))) for _ in range(4)]
     for thread in threads:
         thread.start()
