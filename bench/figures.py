@@ -31,6 +31,7 @@ class Scale:
     kills: int = 5
     kill_rows: int = 5_000
     latency_ms: int = 2_000
+    stage_mb: int = 128
 
 
 SMOKE = Scale(
@@ -43,6 +44,7 @@ SMOKE = Scale(
     kills=1,
     kill_rows=1_000,
     latency_ms=200,
+    stage_mb=4,
 )
 
 
@@ -178,12 +180,20 @@ def kept(scratch: Path, scale: Scale) -> list[Row]:
     return [Row(what, "≤ 16", str(max(lost))), Row("rows after kill and resume", "0, 0, 0", words)]
 
 
+def staging(scratch: Path, scale: Scale) -> list[Row]:
+    """Staging against cp on a mount with 4 ms a read, and against the best of cp and dd on a RAM disk and a disk."""
+    from bench.staging import measure_all
+
+    return [Row(*words) for words in measure_all(scratch, scale.stage_mb)]
+
+
 FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
     "cost": client_cost,
     "slots": slots_busy,
     "memory": memory,
     "resume": resume,
     "kept": kept,
+    "stage": staging,
 }
 
 

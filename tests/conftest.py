@@ -1,14 +1,16 @@
-"""What all tests share: the long forms' switch, free ports, a run folder's records, and a scripted fleet's config."""
+"""What all tests share: the long forms' switch, free ports, a scripted fleet's config, a slow mount."""
 
 import json
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.harness import Case
+from tests.slowfs import mounted
 
 ROOT = Path(__file__).parent.parent
 
@@ -77,3 +79,22 @@ def case(tmp_path: Path, port: int) -> Iterator[Case]:
     made = Case(tmp_path, port)
     yield made
     made.cleanup()
+
+
+Slow = Callable[..., Path]
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[Slow]:
+    """Mounts a folder as a slow file system, a real one: slow(folder, "--latency-ms", "4") → where it is.
+
+    Fails where /dev/fuse is there and does not work: what is shown on it must not go unseen.
+    """
+    if not Path("/dev/fuse").exists():
+        pytest.skip("NO /dev/fuse HERE: staging from a slow mount is NOT tested on this machine")
+    with ExitStack() as mounts:
+
+        def mount(source: Path, *flags: str) -> Path:
+            return mounts.enter_context(mounted(source, tmp_path / f"mount-{source.name}", *flags))
+
+        yield mount

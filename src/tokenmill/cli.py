@@ -181,11 +181,18 @@ def down(
 
 
 @app.command()
-def stage(config: ConfigFile, setting: Set = None) -> None:
+def stage(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="Not needed to list or to remove.")] = None,
+    setting: Set = None,
+    wait: Annotated[bool, typer.Option("--wait", help="First follow a download that still grows.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="Show the copies there are; stage nothing.")] = False,
+    remove: Annotated[str, typer.Option(metavar="NAME", help="Remove a copy that nobody uses.")] = "",
+) -> None:
     """Bring the model near, as `run` would; prints where it is."""
-    from tokenmill.stage import stage as bring
+    from tokenmill.stage import command
 
-    typer.echo(str(bring(_load(config, setting), _say)))
+    for line in command(_load(config, setting) if config else None, _say, wait=wait, show=show, remove=remove):
+        typer.echo(line)
 
 
 @app.command()
@@ -255,7 +262,7 @@ def watch(run_path: RunPath) -> None:
         typer.echo(line)
 
 
-# -- helpers -----------------------------------------------------------------------------------------------------------
+# -- beneath the commands ----------------------------------------------------------------------------------------------
 def _load(path: Path, setting: list[str] | None) -> Any:
     from tokenmill.configfile import load
 
@@ -318,29 +325,13 @@ def _farewell(folder: Any, code: int) -> None:
 
 
 def _detach(path: Path, setting: list[str] | None, skip: list[str] | None) -> NoReturn:
-    """Starts the run in a session of its own, waits until it generates, and leaves."""
-    import subprocess
-    import time
-
+    from tokenmill.detach import detach
     from tokenmill.folder import RunFolder
 
-    folder = RunFolder(_load(path, setting).folder)
-    folder.create()
-    words = [sys.executable, "-m", "tokenmill", "run", str(path), "--detached"]
-    words += [f"--set={value}" for value in setting or ()] + [f"--skip={name}" for name in skip or ()]
-    started = time.time()
-    with folder.run_log.open("ab") as log:
-        child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    while (code := child.poll()) is None:
-        found = folder.status()
-        if found is not None and found.updated >= started and found.state in ("generating", "sealing", "done"):
-            typer.echo(f"running as pid {child.pid}; follow it with: tokenmill watch {folder.path}")
-            raise typer.Exit(0)
-        time.sleep(0.2)
-    if code:
-        _say(f"the run ended with exit code {code}; the last lines of {folder.run_log}:")
-        for line in folder.run_log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]:
-            _say(f"  {line}")
+    words = [*(f"--set={value}" for value in setting or ()), *(f"--skip={name}" for name in skip or ())]
+    code, told = detach(RunFolder(_load(path, setting).folder), path, words)
+    for line in told:
+        typer.echo(line, err=code != 0)
     raise typer.Exit(code)
 
 

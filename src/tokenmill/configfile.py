@@ -143,12 +143,17 @@ def _absolute(config: Config, base: Path) -> Config:
     def resolve(text: str) -> str:
         return os.path.abspath(base / Path(text).expanduser()) if text else text  # noqa: PTH100  (Path.resolve asks the disk)
 
+    def named(text: str) -> str:
+        """The name stays what the user wrote: in the hub's cache a .gguf file is a link to a hash."""
+        found = base / Path(text).expanduser()
+        return str(found.parent.resolve() / found.name)
+
     model = config.model
     path = Path(model.path).expanduser()
     is_hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", model.path) and not (base / path).exists()
     return config.model_copy(
         update={
-            "model": model if is_hub_id or not model.path else model.model_copy(update={"path": resolve(model.path)}),
+            "model": model if is_hub_id or not model.path else model.model_copy(update={"path": named(model.path)}),
             "prompts": config.prompts.model_copy(update={"path": resolve(config.prompts.path)}),
             "output": config.output.model_copy(
                 update={"dir": resolve(config.output.dir), "copy_to": resolve(config.output.copy_to)}

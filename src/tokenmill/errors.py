@@ -7,6 +7,7 @@
     ├── PreflightError       3  the run could not start, or would store wrong data
     ├── NoServerError        4  no server could be kept
     ├── GateError            5  the gate stopped the run
+    ├── StoppedError       130  told to stop before it was done; starting again goes on
     ├── StoreError           6  results could not be stored
     │   └── VanishedError       what was stored is gone: removed or moved in mid-run
     ├── BadPromptError          one prompt row cannot be used: becomes a failed record
@@ -58,6 +59,10 @@ class NoServerError(TokenmillError):
 
 class GateError(TokenmillError):
     exit_code = 5
+
+
+class StoppedError(TokenmillError):
+    exit_code = 130
 
 
 class StoreError(TokenmillError):

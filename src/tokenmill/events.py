@@ -1,5 +1,6 @@
 """All that happened in a run, one JSON line an event, append-only; and a way to follow it."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,6 +60,16 @@ def _ends_torn(file: BinaryIO) -> bool:
 
 def now() -> float:
     return round(time.time(), 3)
+
+
+def from_thread(told: Callable[[str], None]) -> Callable[[str], None]:
+    """`told` for a thread's use: what it tells reaches the running event loop's own thread."""
+    loop = asyncio.get_running_loop()
+
+    def tell(text: str) -> None:
+        loop.call_soon_threadsafe(told, text)
+
+    return tell
 
 
 def read(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:

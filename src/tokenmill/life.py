@@ -31,6 +31,7 @@ from tokenmill.machine import logtail, ports, processes
 from tokenmill.machine.logtail import LogTail
 from tokenmill.machine.processes import ProcessId
 from tokenmill.render import Renderer
+from tokenmill.staged import Staged
 
 LOOK_S = 0.25
 """How often a server is looked at: a death must be known in less than 2 s."""
@@ -69,7 +70,7 @@ class Job:
     config: Config
     folder: RunFolder
     engine: Engine
-    model: Path | None
+    staged: Staged
     python: str
     version: str
     renderer: Renderer
@@ -317,7 +318,7 @@ def spawn(
         log_start=logtail.size(log),
     )
     announce(entry)
-    process = processes.spawn(command.argv, env, log, spec.nonce)
+    process = processes.spawn(command.argv, env, log, spec.nonce, job.staged.descriptors)
     # A process that is gone already has no start time: its watcher says so at once.
     identity = processes.identify(process.pid) or ProcessId(process.pid, 0, "")
     return spec, replace(entry, process=identity, group=process.pid), process
@@ -330,4 +331,4 @@ def cache_folder(job: Job, place: Place) -> Path:
 
 
 def spec_for(job: Job, place: Place, where: ports.Ports, nonce: str) -> Spec:
-    return launch.spec(job.config, place, where, nonce, model=job.model, python=job.python, version=job.version)
+    return launch.spec(job.config, place, where, nonce, model=job.staged.path, python=job.python, version=job.version)

@@ -21,8 +21,8 @@ from tokenmill.core.records import Prompt, Record
 from tokenmill.core.server import FailureKind
 from tokenmill.core.status import NodeStatus
 from tokenmill.engines.base import Engine
-from tokenmill.errors import GateError, NoServerError, TokenmillError
-from tokenmill.events import Event, now
+from tokenmill.errors import GateError, NoServerError, StoppedError, TokenmillError
+from tokenmill.events import Event, from_thread, now
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Pump
 from tokenmill.launch import Place
@@ -32,6 +32,7 @@ from tokenmill.machine import gpus, ports, processes
 from tokenmill.render import Renderer, renderer_for
 from tokenmill.settings import sampling
 from tokenmill.stage import stage
+from tokenmill.staged import Staged
 from tokenmill.supervise import Supervisor
 
 OPEN_FILES = 65536
@@ -76,6 +77,7 @@ class LocalNode:
         self._admitted = 0
         self._ended = False
         self._stopping = asyncio.Event()
+        self._staged: Staged | None = None
         self._grace_s: float | None = None
         self._keep = False
         self._began = False
@@ -83,10 +85,12 @@ class LocalNode:
         self._tokens = 0
 
     async def prepare(self) -> None:
-        """Stages the model, loads the tokenizer, finds the places; raises PreflightError."""
+        """Stages the model, loads the tokenizer, finds the places; raises PreflightError, StoppedError."""
         config = self.config
         engine: Engine = plugins.load("engines", config.engine.kind)()
-        model = await asyncio.to_thread(stage, config, lambda text: self._say("stage", text))
+        told = from_thread(lambda text: self._say("stage", text))
+        staged = self._staged = await asyncio.to_thread(stage, config, told, self._stopping.is_set)
+        model = staged.path
         python = launch.python_of(config)
         version = await asyncio.to_thread(launch.engine_version, config, engine)
         self._renderer = await asyncio.to_thread(renderer_for, engine, model, config.generation.thinking)
@@ -117,7 +121,7 @@ class LocalNode:
             config=config,
             folder=self._folder,
             engine=engine,
-            model=model,
+            staged=staged,
             python=python,
             version=version,
             renderer=self._renderer,
@@ -231,7 +235,11 @@ class LocalNode:
         """Raises NoServerError where no server can be kept, GateError where all show the wrong mode."""
         trouble: TokenmillError | None = None
         try:
-            await self.prepare()
+            try:
+                await self.prepare()
+            except StoppedError as error:
+                self._say("stage", str(error), "warn")
+                return
             self._without_since = time.monotonic()
             async with asyncio.TaskGroup() as tasks:
                 for supervisor in self.supervisors:
@@ -247,6 +255,8 @@ class LocalNode:
             self._ended = True
             self._write_state()
             self._something.set()
+            if self._staged is not None:
+                self._staged.close()
         if trouble is not None:
             raise trouble
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from tokenmill import advice, launch, lengths, plugins, stage
+from tokenmill import advice, bring, launch, lengths, plugins, stage
 from tokenmill import forecast as foretelling
 from tokenmill.advice import Situation
 from tokenmill.config import Config
@@ -239,8 +239,13 @@ def _staging(config: Config, notes: list[str]) -> dict[str, int]:
     if not source.exists():
         notes.append(f"{source} is not here: what staging takes is not counted")
         return {"ram_disk": 0}
-    target = stage.decide(source, config.stage.to).target
-    if target is None:
+    try:
+        place = stage.decide(config, source, *bring.named(source)).place
+        root = place.root if place else None
+    except PreflightError as error:  # a plan tells what is needed, also where there is no room for it
+        notes.append(str(error))
+        root = Path(config.stage.to)
+    if root is None:
         return {"ram_disk": 0}
     size = filesystems.size_of(source)
-    return {"ram_disk": size} if filesystems.mount_of(target).is_ram else {"ram_disk": 0, "staged_model": size}
+    return {"ram_disk": size} if filesystems.mount_of(root).is_ram else {"ram_disk": 0, "staged_model": size}

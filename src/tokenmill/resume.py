@@ -15,7 +15,7 @@ from tokenmill.core.gate import Gate
 from tokenmill.core.judge import Rules
 from tokenmill.engines.base import Engine
 from tokenmill.errors import GuardError
-from tokenmill.events import EventLog
+from tokenmill.events import EventLog, from_thread
 from tokenmill.feed import Feed
 from tokenmill.folder import RunFolder
 from tokenmill.launch import engine_version
@@ -38,7 +38,8 @@ class Accounts:
 
 async def resume(config: Config, folder: RunFolder, log: EventLog) -> Accounts:
     """Raises GuardError where going on would mix two datasets."""
-    model = await asyncio.to_thread(stage.resolve, config) if config.model.path else None
+    told = from_thread(lambda text: log.say("stage", text))
+    model = await asyncio.to_thread(stage.resolve, config, told) if config.model.path else None
     engine: Engine = plugins.load("engines", config.engine.kind)()
     row = settings.of(config, model, await asyncio.to_thread(engine_version, config, engine))
     settings.guard(row, settings.read(folder.data))

@@ -1,145 +1,169 @@
-"""Brings the model near: downloads a hub id, copies from a slow file system to RAM or a local disk, verified.
+"""Brings the model near: a hub id, a network mount → RAM or a local disk, verified. Servers start from what it returns.
 
-Servers start from what `stage` returns. A copy is written under another name and renamed when it is whole, so a folder
-under the final name is always right. Two runs that stage the same model copy once: the second waits for the lock.
+A folder under a copy's name is always right: it got that name after all its bytes were read back (machine/copying.py).
+Two runs that stage the same model copy once. A copy in use is never removed (machine/copies.py).
 """
 
-import fcntl
-import os
-import shutil
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import platformdirs
-import xxhash
-
+from tokenmill import download, placement
+from tokenmill.arrival import follow
+from tokenmill.bring import Copying, bring, named
 from tokenmill.config import Config
-from tokenmill.errors import PreflightError
-from tokenmill.machine import filesystems, memory, modelfiles
+from tokenmill.download import Hub, HuggingFace
+from tokenmill.errors import PreflightError, UsageError
+from tokenmill.machine import copies, filesystems, gpus
+from tokenmill.machine.copies import Copy, Lease
+from tokenmill.machine.probe import probe
+from tokenmill.machine.sources import SourceFile
+from tokenmill.pace import Tell, gigabytes
+from tokenmill.placement import Place, Plan, Source
+from tokenmill.staged import Halted, Staged
+from tokenmill.view import duration
 
-RAM_DISK = Path("/dev/shm")
-RAM_RESERVE = 16 * 10**9
-"""Bytes of memory left for the servers' host side, which takes 5 to 10 GB each while they load."""
-
-DISK_RESERVE = 10 * 10**9
-STREAMS = 8
-"""Files copied at once: on a mount with 4 ms a read, 4 files in parallel were 14 times as fast as one."""
-
-BLOCK = 16 << 20
-
-Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Where the model is read from and where it goes: `target` None means that it is used where it lies."""
-
-    source: Path
-    target: Path | None
-    why: str
+PROBE_S = 3.0
+"""What a start may wait for to learn whether a mount is slow."""
 
 
-def stage(config: Config, tell: Tell = lambda text: None) -> Path | None:
-    """The model's path on this machine, ready to load; None where there is nothing to stage. Raises PreflightError."""
-    if not config.model.path or config.engine.kind in ("openai", "fake"):
-        return Path(config.model.path) if config.model.path else None
-    source = resolve(config, tell)
-    plan = decide(source, config.stage.to)
-    if plan.target is None:
-        return source
-    tell(f"staging {source} to {plan.target}: {plan.why}")
-    return copy(source, plan.target, config.stage.verify, tell)
+def stage(
+    config: Config,
+    tell: Tell = lambda text: None,
+    halted: Halted = lambda: False,
+    *,
+    wait: bool = False,
+    hub: Hub | None = None,
+) -> Staged:
+    """Raises PreflightError, and StoppedError soon after `halted` says so. `wait`: first until a download has ended."""
+    path = Path(config.model.path)
+    if not config.model.path or config.engine.kind == "openai" or (config.engine.kind == "fake" and not path.exists()):
+        return Staged(path if config.model.path else None)
+    if wait and (path.exists() or path.is_absolute()):
+        follow(path, tell, halted)
+    source = resolve(config, tell, halted, hub=hub)
+    if (source / copies.MANIFEST).exists():
+        return _in_use(source, lambda tell, halted: stage(config, tell, halted, hub=hub))
+    if not source.exists():
+        raise PreflightError(f"model.path = {source} does not exist", fix="correct model.path")
+    files, name = named(source)
+    found = _existing(config, name)
+    if found is not None:
+        tell(f"{source} is staged already: {found}")
+        plan = Plan(placement.asked(found.parent, name), "")
+    else:
+        plan = decide(config, source, files, name)
+    if plan.place is None:
+        if config.stage.to == "auto":
+            tell(f"{source} is used where it lies: {plan.why}")
+        return Staged(source)
+    job = Copying(source, files, name, plan.place, config.stage.verify)
+    if found is None:
+        tell(f"staging {source}, {gigabytes(job.size)}, to {job.final}: {plan.why}")
+    return bring(job, tell, halted)
 
 
-def resolve(config: Config, tell: Tell = lambda text: None) -> Path:
-    """The model's folder or file; a hub id is fetched into the hub's own cache."""
+def resolve(
+    config: Config, tell: Tell = lambda text: None, halted: Halted = lambda: False, *, hub: Hub | None = None
+) -> Path:
+    """Where the model's files are on this machine; a hub id is fetched. Raises PreflightError, StoppedError."""
     path = Path(config.model.path)
     if path.exists() or path.is_absolute():
         return path
-    from huggingface_hub import snapshot_download
+    verify, revision = config.stage.verify, config.model.revision
+    order = download.Order(config.model.path, revision, verify, lambda name: _places(config, name), tell, halted)
+    return download.bring(order, hub or HuggingFace())
 
-    tell(f"fetching {config.model.path} from the hub")
+
+def _in_use(copy: Path, again: Callable[[Tell, Halted], Staged]) -> Staged:
+    """A copy that model.path itself is, or one from the hub."""
+    lease = Lease(copy)
+    if gone := copies.missing(copy):
+        lease.close()
+        raise PreflightError(f"{gone}: it was removed just now", fix="start again")
+    return Staged(copy, copy, lease, again)
+
+
+# -- where to ----------------------------------------------------------------------------------------------------------
+def _places(config: Config, name: str) -> tuple[Place, ...]:
+    if config.stage.to not in ("auto", "off"):
+        return (placement.asked(Path(config.stage.to), name),)
+    return placement.places(config.fleet.servers or _cards(config), name)
+
+
+def _cards(config: Config) -> int:
+    """Servers come one a card, where nothing else is said."""
+    if config.fleet.gpus == "none":
+        return 1
     try:
-        return Path(snapshot_download(config.model.path, revision=config.model.revision or None))
-    except (OSError, ValueError) as error:
-        raise PreflightError(f"model.path = {config.model.path} is no folder and cannot be fetched: {error}") from error
+        return len(gpus.choose(gpus.read(), config.fleet.gpus)) // config.fleet.gpus_per_server
+    except PreflightError:
+        return 0  # `stage` may run where no card is; doctor says so where it matters
 
 
-def decide(source: Path, to: str) -> Plan:
-    """auto: only from a network file system, to the RAM disk where there is room, else to the local cache."""
-    if to == "off":
-        return Plan(source, None, "staging is off")
-    if to != "auto":
-        return Plan(source, Path(to), "asked for")
-    mount = filesystems.mount_of(source)
-    if not mount.is_network:
-        return Plan(source, None, f"{mount.kind} is local")
-    size = filesystems.size_of(source)
-    if RAM_DISK.is_dir() and min(filesystems.free_bytes(RAM_DISK), memory.available()) >= size + RAM_RESERVE:
-        return Plan(source, RAM_DISK / "tokenmill", f"{mount.kind} is a network file system, and RAM has room")
-    disk = platformdirs.user_cache_path("tokenmill") / "models"
-    if filesystems.free_bytes(disk) >= size + DISK_RESERVE and not filesystems.mount_of(disk).is_network:
-        return Plan(source, disk, f"{mount.kind} is a network file system, and the local disk has room")
-    return Plan(
-        source, None, f"{mount.kind} is slow, but neither RAM nor the local disk has room for {size / 1e9:.0f} GB"
-    )
+def roots(config: Config | None) -> tuple[Path, ...]:
+    """Every folder that may hold copies."""
+    asked = (Path(config.stage.to),) if config and config.stage.to not in ("auto", "off") else ()
+    return (*asked, *placement.roots())
 
 
-def copy(source: Path, root: Path, verify: str, tell: Tell = lambda text: None) -> Path:
-    """Copies a model's file or folder below `root`, links followed; returns the copy. A whole copy is used again."""
-    key = modelfiles.fingerprint(source)
-    target = root / f"{source.name}-{key}"
-    final = target / source.name if source.is_file() else target
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / f".{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if target.is_dir():
-            tell(f"{final} is there already")
-            return final
-        aside = root / f".{target.name}.{os.getpid()}"
-        for leftover in root.glob(f".{target.name}.[0-9]*"):
-            shutil.rmtree(leftover, ignore_errors=True)  # we hold the lock: whoever wrote it is dead
-        try:
-            _copy_all(source, aside, verify)
-            aside.rename(target)
-        except OSError as error:
-            raise PreflightError(
-                f"{source} could not be copied to {root}: {error}", fix='set stage.to = "off"'
-            ) from error
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-    return final
+def _existing(config: Config, name: str) -> Path | None:
+    if config.stage.to == "off":
+        return None
+    places = roots(config) if config.stage.to == "auto" else (Path(config.stage.to),)
+    return next((root / name for root in places if copies.find(root, name) is not None), None)
 
 
-def _copy_all(source: Path, aside: Path, verify: str) -> None:
-    files = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
-    base = source.parent if source.is_file() else source
-    with ThreadPoolExecutor(STREAMS, thread_name_prefix="stage") as pool:
-        list(pool.map(lambda file: _copy_one(file, aside / file.relative_to(base), verify), files))
+def decide(config: Config, source: Path, files: tuple[SourceFile, ...], name: str) -> Plan:
+    """Whether and where to a source is copied under this config; `files` and `name` are bring.named's."""
+    size = sum(file.size for file in files)
+    match config.stage.to:
+        case "off":
+            return Plan(None, "staging is off")
+        case "auto":
+            # The real file's mount: a folder of links, such as the hub's cache, may point to another one.
+            largest = max(files, key=lambda file: file.size, default=None)
+            mount = filesystems.mount_of(largest.path if largest else source)
+            measured = probe(largest.path, PROBE_S) if largest and mount.is_network else None
+            return placement.decide(Source(mount, size, measured), _places(config, name))
+        case _:
+            places = _places(config, name)
+            if placement.roomy(size, places) is None:
+                raise PreflightError(f"no room to stage {source}: {placement.rooms(size, places)}", fix="free some")
+            return Plan(places[0], "asked for")
 
 
-def _copy_one(source: Path, target: Path, verify: str) -> None:
-    before = source.stat()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    digest = xxhash.xxh3_128()
-    with source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
-        while block := reader.read(BLOCK):
-            digest.update(block)
-            writer.write(block)
-    after = source.stat()
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise OSError(f"{source} changed while it was copied")
-    if target.stat().st_size != after.st_size:
-        raise OSError(f"{target} has {target.stat().st_size} bytes of {after.st_size}")
-    if verify != "size" and _digest(target) != digest.digest():
-        raise OSError(f"{target} reads back otherwise than it was written")
+# -- what is there -----------------------------------------------------------------------------------------------------
+def command(config: Config | None, tell: Tell, *, wait: bool, show: bool, remove: str) -> Iterator[str]:
+    """`tokenmill stage`: the lines that it prints."""
+    if remove:
+        yield f"removed {remove_copy(config, remove)}"
+    elif show:
+        yield from lines(config)
+    elif config is None:
+        raise UsageError("a CONFIG is needed to stage its model", fix="tokenmill stage CONFIG")
+    else:
+        yield str(stage(config, tell, wait=wait).path)
 
 
-def _digest(path: Path) -> bytes:
-    digest = xxhash.xxh3_128()
-    with path.open("rb", buffering=0) as reader:
-        while block := reader.read(BLOCK):
-            digest.update(block)
-    return digest.digest()
+def lines(config: Config | None) -> Iterator[str]:
+    """The copies there are, a line each."""
+    for root in roots(config):
+        for copy in copies.listing(root):
+            users = copy.users
+            used = f"in use by {', '.join(map(str, users))}" if users else f"unused for {duration(_age(copy))}"
+            yield f"{copy.name}  {gigabytes(copy.size)}  {used}  {copy.path}  of {copy.manifest.source}"
+
+
+def _age(copy: Copy) -> float:
+    return max(0.0, time.time() - copy.last_used)
+
+
+def remove_copy(config: Config | None, name: str) -> Path:
+    """Removes a copy and returns where it was; raises UsageError where there is none, or where it is in use."""
+    found = [copy for root in roots(config) for copy in copies.listing(root) if copy.name == name]
+    if not found:
+        raise UsageError(f"there is no copy {name}", fix="tokenmill stage --list")
+    for copy in found:
+        copies.remove(copy)
+    return found[0].path

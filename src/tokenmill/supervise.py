@@ -18,8 +18,8 @@ from tokenmill.core.lifecycle import step
 from tokenmill.core.server import SERVING, Failure, FailureKind, Server, State, Timing
 from tokenmill.core.status import ServerStatus
 from tokenmill.engines.base import ServerInfo
-from tokenmill.errors import BrokenError, GoneError, PluginError, PreflightError, RequestError
-from tokenmill.events import Event, now
+from tokenmill.errors import BrokenError, GoneError, PluginError, PreflightError, RequestError, StoppedError
+from tokenmill.events import Event, from_thread, now
 from tokenmill.folder import ServerEntry
 from tokenmill.launch import Place
 from tokenmill.life import LOOK_S, Job, Life
@@ -192,7 +192,7 @@ class Supervisor:
     def _do(self, action: core.Action) -> None:
         match action:
             case core.Spawn(fresh_ports=fresh):
-                self._spawn(fresh)
+                self._start(fresh)
             case core.Watch():
                 self._watch()
             case core.RunCanary():
@@ -215,6 +215,33 @@ class Supervisor:
         self.job.tell(Event(now(), kind, text, self.name, level))
 
     # -- lives -------------------------------------------------------------------------------------------------------
+    def _start(self, fresh_ports: bool) -> None:
+        """At once, or after the model was staged again, where its copy has been removed since."""
+        if gone := self.job.staged.missing():
+            assert self._tasks is not None
+            self._tell("stage", f"{gone}: staging the model again", "warn")
+            self._tasks.create_task(self._stage_and_spawn(fresh_ports, self.server.life))
+        else:
+            self._spawn(fresh_ports)
+
+    async def _stage_and_spawn(self, fresh_ports: bool, life_number: int) -> None:
+        def superseded() -> bool:
+            return self.server.life != life_number or self.server.state is not State.STARTING
+
+        def told(text: str) -> None:
+            self._tell("stage", text)
+            self.post(core.PhaseSeen("staging", 0.0))  # copying is no silence
+
+        try:
+            await asyncio.to_thread(self.job.staged.renew, from_thread(told), superseded)
+        except StoppedError:
+            return
+        except PreflightError as error:
+            self.post(core.Failed(Failure(FailureKind.CONFIG, f"its model cannot be staged again: {error}", error.fix)))
+            return
+        if not superseded():
+            self._spawn(fresh_ports)
+
     def _spawn(self, fresh_ports: bool) -> None:
         try:
             if fresh_ports:

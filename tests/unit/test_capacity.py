@@ -23,6 +23,7 @@ from tokenmill.launch import Place
 from tokenmill.life import Job, Life, spec_for
 from tokenmill.machine.ports import Ports
 from tokenmill.render import renderer_for
+from tokenmill.staged import Staged
 from tokenmill.supervise import Supervisor
 
 many = settings(derandomize=True, deadline=None)
@@ -91,7 +92,7 @@ def job(folder: Path, **generation: Any) -> Job:
         config=config,
         folder=RunFolder(folder),
         engine=engine,
-        model=None,
+        staged=Staged(None),
         python="",
         version="",
         renderer=renderer,

@@ -57,7 +57,8 @@ def _installed(context: Context, installed: Package, known: frozenset[str]) -> I
 def _own(context: Context, known: frozenset[str]) -> Iterator[Finding]:
     """Flags that tokenmill sets itself."""
     for flag in context.config.engine.args:
-        meant = _meant(normal(flag), known | context.engine.own_flags.keys())
+        # Where the engine's other flags are not known, a beginning may be a whole flag of its own.
+        meant = _meant(normal(flag), known | context.engine.own_flags.keys()) if known else normal(flag)
         if decided_by := context.engine.own_flags.get(meant):
             yield Finding("engine", "fail", f"engine.args.{flag}", f"tokenmill sets --{meant} itself: {decided_by}")
 

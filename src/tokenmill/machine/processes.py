@@ -109,8 +109,12 @@ def describe(pid: int) -> str:
     return f"pid {pid} ({words[:120] or 'unknown command'})"
 
 
-def spawn(argv: Sequence[str], env: Mapping[str, str], log: Path, mark: str) -> subprocess.Popen[bytes]:
+def spawn(
+    argv: Sequence[str], env: Mapping[str, str], log: Path, mark: str, inherits: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
     """Starts a server in a session and group of its own, so that it can outlive us and be ended whole.
+
+    `inherits` are descriptors that stay open in it, such as the lease of the model's copy.
 
     Its output goes to a file, never to a pipe: a full pipe blocks the server, a closed one kills it.
     """
@@ -123,6 +127,7 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], log: Path, mark: str) -> 
             env={**env, MARK: mark},
             start_new_session=True,
             close_fds=True,
+            pass_fds=inherits,
         )
 
 
