@@ -139,6 +139,16 @@ class Case:
             processes.signal_all(processes.members(-1, entry.nonce), signal.SIGKILL)
         processes.signal_all(self.leftovers(), signal.SIGKILL)
 
+    def ended(self, timeout_s: float = 10.0) -> bool:
+        """Whether nothing is left; waits for a process that has let its folder go and is on its way out."""
+        deadline = time.monotonic() + timeout_s
+        while left := self.leftovers():
+            if time.monotonic() > deadline:
+                print(f"left: {[processes.describe(pid) for pid in left]}")
+                return False
+            time.sleep(0.05)
+        return True
+
     def leftovers(self) -> list[int]:
         """Every living process that a command on this case started, known to the run folder or not."""
         servers = f"TMPDIR={launch.tmp_folder(self.run_path, 0).parent}/".encode()

@@ -10,6 +10,7 @@ A renderer also knows how to read outputs: end tokens, the token of `</think>`, 
 import asyncio
 import hashlib
 import os
+import threading
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from pathlib import Path
@@ -113,13 +114,16 @@ def load_tokenizer(model: Path) -> Any:
     AutoTokenizer imports torch where torch is installed, which takes 12 s and more; tokenizer.json needs none of it.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found": it is not wanted
-    if (model / "tokenizer.json").is_file():
-        from transformers import PreTrainedTokenizerFast
+    name = "PreTrainedTokenizerFast" if (model / "tokenizer.json").is_file() else "AutoTokenizer"
+    with _importing:
+        import transformers
 
-        return PreTrainedTokenizerFast.from_pretrained(str(model), local_files_only=True)
-    from transformers import AutoTokenizer
+        kind = getattr(transformers, name)
+    return kind.from_pretrained(str(model), local_files_only=True)
 
-    return AutoTokenizer.from_pretrained(str(model), local_files_only=True)
+
+_importing = threading.Lock()
+"""transformers imports lazily, and breaks where two threads do it at once (seen: two checks of doctor)."""
 
 
 class ServerRenderer(Renderer):

@@ -204,7 +204,7 @@ def test_a_detached_run_is_watched_to_its_end_and_a_second_start_harms_nothing(c
     assert "case: done" in said
     assert "40/40 done: 40 accepted" in said
     assert case.run_folder.owner() is None
-    assert case.leftovers() == []
+    assert case.ended()
     assert_whole(case, KEYS)
     assert set(answered_prompts(log).values()) == {1}
 
@@ -216,7 +216,7 @@ def test_down_lets_a_live_run_end_what_is_in_flight(case: Case, tokenmill: Comma
     code, said = tokenmill("down", case.run_path)
     assert code == 0, said
     assert case.run_folder.owner() is None
-    assert case.leftovers() == []
+    assert case.ended()
     begun = answered_prompts(log)
     assert SLOTS <= len(begun) < 40
     assert {last_turn(record) for record in case.records()} == set(begun)

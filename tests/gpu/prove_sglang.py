@@ -126,7 +126,9 @@ def exactness(records: list[Record], model: Path) -> dict[str, int]:
         wrong["prompt ids differ"] += tokenizer(text, add_special_tokens=False)["input_ids"] != json.loads(
             bytes(record.prompt_ids)
         )
-        wrong["text differs"] += tokenizer.decode(ids, skip_special_tokens=True) != record.text
+        wrong["text differs"] += (
+            tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False) != record.text
+        )
         wrong["count differs"] += len(ids) != record.output_tokens
         if record.finish_reason == "stop":
             stops += 1
