@@ -96,7 +96,7 @@ def plan(
 ) -> None:
     """Tell what this run will take: servers, requests at once, tokens, hours, disk, and what limits them."""
     from tokenmill.plan import build
-    from tokenmill.planpage import lines
+    from tokenmill.planning.page import lines
 
     found = build(_load(config, setting), tokens_per_s=tokens_per_s)
     if as_json:

@@ -31,7 +31,7 @@ from tokenmill.machine import logtail, ports, processes
 from tokenmill.machine.logtail import LogTail
 from tokenmill.machine.processes import ProcessId
 from tokenmill.render import Renderer
-from tokenmill.staged import Staged
+from tokenmill.staging.staged import Staged
 
 LOOK_S = 0.25
 """How often a server is looked at: a death must be known in less than 2 s."""

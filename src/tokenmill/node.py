@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from tokenmill import caches, launch, plugins
-from tokenmill import forecast as foretelling
 from tokenmill.attempt import Orders
 from tokenmill.cluster.base import Results
 from tokenmill.config import Config, rules_of
@@ -28,11 +27,12 @@ from tokenmill.generate import Pump
 from tokenmill.launch import Place
 from tokenmill.leftovers import end_survivor
 from tokenmill.life import Job, cache_folder, spec_for
-from tokenmill.machine import gpus, ports, processes
+from tokenmill.machine import gpus, nvml, ports, processes
+from tokenmill.planning import forecast as foretelling
 from tokenmill.render import Renderer, renderer_for
 from tokenmill.settings import sampling
 from tokenmill.stage import stage
-from tokenmill.staged import Staged
+from tokenmill.staging.staged import Staged
 from tokenmill.supervise import Supervisor
 
 OPEN_FILES = 65536
@@ -95,7 +95,7 @@ class LocalNode:
         version = await asyncio.to_thread(launch.engine_version, config, engine)
         self._renderer = await asyncio.to_thread(renderer_for, engine, model, config.generation.thinking)
         uses_gpus = config.fleet.gpus != "none" and not config.engine.addresses
-        cards = gpus.choose(gpus.read(), config.fleet.gpus) if uses_gpus else None
+        cards = gpus.choose(nvml.read(), config.fleet.gpus) if uses_gpus else None
         drawn = sampling(config, model)
         generation = config.generation
         orders = Orders(

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from tokenmill import advice, bring, launch, lengths, plugins, stage
-from tokenmill import forecast as foretelling
-from tokenmill.advice import Situation
+from tokenmill import launch, plugins, stage
 from tokenmill.config import Config
 from tokenmill.core.capacity import Forecast, in_flight, tokens_of_one
 from tokenmill.core.shape import CACHE_BYTES
@@ -20,10 +18,14 @@ from tokenmill.engines.base import Engine
 from tokenmill.errors import PreflightError, UsageError
 from tokenmill.folder import RunFolder
 from tokenmill.formats.base import Format
-from tokenmill.lengths import Lengths
-from tokenmill.machine import filesystems, gpus
+from tokenmill.machine import filesystems, gpus, nvml
 from tokenmill.machine.gpus import Gpu
-from tokenmill.measured import Measured, measure
+from tokenmill.planning import advice, lengths
+from tokenmill.planning import forecast as foretelling
+from tokenmill.planning.advice import Situation
+from tokenmill.planning.lengths import Lengths
+from tokenmill.planning.measured import Measured, measure
+from tokenmill.staging import bring
 
 LOW_SHARE = 1 / 8
 """Of max_tokens, that completions are taken to have at least in the mean while none is measured: reasoning models at a
@@ -107,7 +109,7 @@ def build(config: Config, cards: Sequence[Gpu] | None = None, tokens_per_s: floa
     """
     engine: Engine = plugins.load("engines", config.engine.kind)()
     uses_gpus = config.fleet.gpus != "none" and not config.engine.addresses
-    chosen = gpus.choose(gpus.read() if cards is None else cards, config.fleet.gpus) if uses_gpus else None
+    chosen = gpus.choose(nvml.read() if cards is None else cards, config.fleet.gpus) if uses_gpus else None
     places = launch.places(config, chosen)
     notes: list[str] = []
     known = foretelling.given(config, chosen, _version(config, engine, notes))

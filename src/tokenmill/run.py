@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import tomli_w
 
-from tokenmill import copykeeper, report
+from tokenmill import report
+from tokenmill.backup import keeper
 from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
 from tokenmill.doctor import preflight
@@ -125,7 +126,7 @@ async def _run(desk: Desk, order: Order) -> int:
     living = survivors(folder)
     await preflight(config, folder, living, log, order.skip)
     folder.write_config(tomli_w.dumps(shown(config)))
-    async with copykeeper.kept(config, folder, log, progress):
+    async with keeper.kept(config, folder, log, progress):
         return await _produce(desk, order, living)
 
 

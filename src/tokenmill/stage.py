@@ -8,19 +8,19 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tokenmill import download, placement
-from tokenmill.arrival import follow
-from tokenmill.bring import Copying, bring, named
 from tokenmill.config import Config
-from tokenmill.download import Hub, HuggingFace
 from tokenmill.errors import PreflightError, UsageError
-from tokenmill.machine import copies, filesystems, gpus
+from tokenmill.machine import copies, filesystems, gpus, nvml
 from tokenmill.machine.copies import Copy, Lease
 from tokenmill.machine.probe import probe
 from tokenmill.machine.sources import SourceFile
-from tokenmill.pace import Tell, gigabytes
-from tokenmill.placement import Place, Plan, Source
-from tokenmill.staged import Halted, Staged
+from tokenmill.staging import download, placement
+from tokenmill.staging.arrival import follow
+from tokenmill.staging.bring import Copying, bring, named
+from tokenmill.staging.download import Hub, HuggingFace
+from tokenmill.staging.pace import Tell, gigabytes
+from tokenmill.staging.placement import Place, Plan, Source
+from tokenmill.staging.staged import Halted, Staged
 from tokenmill.view import duration
 
 PROBE_S = 3.0
@@ -96,7 +96,7 @@ def _cards(config: Config) -> int:
     if config.fleet.gpus == "none":
         return 1
     try:
-        return len(gpus.choose(gpus.read(), config.fleet.gpus)) // config.fleet.gpus_per_server
+        return len(gpus.choose(nvml.read(), config.fleet.gpus)) // config.fleet.gpus_per_server
     except PreflightError:
         return 0  # `stage` may run where no card is; doctor says so where it matters
 

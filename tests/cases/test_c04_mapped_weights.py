@@ -8,10 +8,11 @@ import pytest
 from tests.conftest import Slow
 from tests.staging import contents, staging_config, write_model
 from tests.unit.machine.test_filesystems import table
-from tokenmill import placement, stage
+from tokenmill import stage
 from tokenmill.machine import filesystems
 from tokenmill.machine.filesystems import mount_of
-from tokenmill.placement import Place, Source, decide
+from tokenmill.staging import placement
+from tokenmill.staging.placement import Place, Source, decide
 
 
 @pytest.mark.parametrize(

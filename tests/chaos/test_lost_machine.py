@@ -27,8 +27,9 @@ from tests.chaos.conftest import Here
 from tests.conftest import write_prompts
 from tests.harness import DEADLINE_S, Case, answered_prompts, assert_whole, last_turn
 from tests.objectstore import Mount
-from tokenmill import copies, copykeeper, dataset, events, restore
-from tokenmill.copies import Holder, Lease, Manifest
+from tokenmill import dataset, events
+from tokenmill.backup import keeper, layout, restore
+from tokenmill.backup.layout import Holder, Lease, Manifest
 from tokenmill.folder import RunFolder
 from tokenmill.machine import processes
 from tokenmill.machine.processes import ProcessId
@@ -71,7 +72,7 @@ def prepare(case: Case, target: Path, prompts: int = 40) -> Path:
 
 def newest(target: Path) -> Manifest | None:
     folder = target / "case"
-    return next(copies.whole(folder, copies.listing(folder)), None)
+    return next(layout.whole(folder, layout.listing(folder)), None)
 
 
 def lose_the_machine(case: Case, process: "subprocess.Popen[str]") -> None:
@@ -87,7 +88,7 @@ def copied_prompts(target: Path, aside: Path) -> set[str]:
     """The prompts whose records are in the newest copy, as a restore elsewhere finds them."""
     folder = RunFolder(aside / "case")
     folder.create()
-    names = copies.listing(target / "case")
+    names = layout.listing(target / "case")
     restore.restore(target / "case", names, folder, lambda text: None, lambda: None)
     found = {last_turn(record) for record in dataset.records(folder.data)}
     shutil.rmtree(aside)
@@ -233,7 +234,7 @@ def test_a_mount_that_fails_ends_nothing_is_told_and_tried_again(case: Case, buc
 
 
 def test_a_mount_that_hangs_holds_up_no_run(here: Here, bucket: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copykeeper, "STALL_S", 1.0)
+    monkeypatch.setattr(keeper, "STALL_S", 1.0)
     case = here.case
     prepare(case, bucket.point)
     settings = tomllib.loads(case.config.read_text())
@@ -325,7 +326,7 @@ def test_a_run_that_another_machine_has_is_refused_before_it_costs_anything(here
     folder.mkdir(parents=True)
     holder = Holder("ffffffff", "gpu-7", ProcessId(4711, 1, "deadbeef-1"))
     lease = Lease(1, holder, "f", time.time() + 1800)
-    (folder / copies.lease_name(lease)).write_bytes(msgspec.json.encode(lease))
+    (folder / layout.lease_name(lease)).write_bytes(msgspec.json.encode(lease))
     code, said = here(output={"copy_to": str(tmp_path / "copies")})
     assert code == 2
     assert "is in use by tokenmill pid 4711 on gpu-7" in said

@@ -23,7 +23,7 @@ from tokenmill.launch import Place
 from tokenmill.life import Job, Life, spec_for
 from tokenmill.machine.ports import Ports
 from tokenmill.render import renderer_for
-from tokenmill.staged import Staged
+from tokenmill.staging.staged import Staged
 from tokenmill.supervise import Supervisor
 
 many = settings(derandomize=True, deadline=None)

@@ -17,11 +17,12 @@ from tests import reference
 from tests.chaos.conftest import Command
 from tests.conftest import write_prompts
 from tests.unit.make import record
-from tokenmill import lengths, plan, planpage
+from tokenmill import plan
 from tokenmill.core.status import PromptCounts, RunStatus
 from tokenmill.folder import RunFolder
-from tokenmill.measured import measure
 from tokenmill.plan import Plan, Range
+from tokenmill.planning import lengths, page
+from tokenmill.planning.measured import measure
 from tokenmill.store import line_of
 
 SHAPE = {
@@ -266,12 +267,12 @@ def test_a_glance_sees_rows_of_the_whole_set_whole(tmp_path: Path) -> None:
 def test_the_page_fits_a_terminal_and_says_what_matters(reference_run: Path) -> None:
     path = reference.model(reference_run)
     config = reference.config(reference_run, model={"path": str(path)}, generation={"concurrency": 64})
-    lines = planpage.lines(plan.build(config, reference.B200S, tokens_per_s=14_000))
-    page = "\n".join(lines)
+    lines = page.lines(plan.build(config, reference.B200S, tokens_per_s=14_000))
+    shown = "\n".join(lines)
     assert max(map(len, lines)) <= 80
-    assert "16 at once on each, limited by max-mamba-cache-size" in page
-    assert "48 of them would only wait" in page
-    assert "14,000 tokens/s, as given" in page
+    assert "16 at once on each, limited by max-mamba-cache-size" in shown
+    assert "48 of them would only wait" in shown
+    assert "14,000 tokens/s, as given" in shown
 
 
 def test_the_command_prints_one_object_and_nothing_else(

@@ -11,10 +11,11 @@ import pytest
 from tests.conftest import Slow
 from tests.staging import contents, staging_config, write_model
 from tests.unit.machine.test_sources import hub_cache
-from tokenmill import placement, stage
+from tokenmill import stage
 from tokenmill.errors import PreflightError, StoppedError
 from tokenmill.machine import copies
-from tokenmill.staged import Staged
+from tokenmill.staging import placement
+from tokenmill.staging.staged import Staged
 
 
 def names(root: Path) -> list[str]:

@@ -14,7 +14,7 @@ from tokenmill.engines.base import Engine
 from tokenmill.errors import PreflightError
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.launch import python_of
-from tokenmill.machine import filesystems, gpus, kernellog, packages, room
+from tokenmill.machine import filesystems, gpus, kernellog, nvml, packages, room
 from tokenmill.machine.filesystems import Mount
 from tokenmill.machine.gpus import Gpu
 from tokenmill.machine.packages import Package
@@ -46,7 +46,7 @@ class Context:
     folder: RunFolder
     ours: list[ServerEntry]
     thorough: bool = True
-    read_gpus: Callable[[], list[Gpu]] = gpus.read
+    read_gpus: Callable[[], list[Gpu]] = nvml.read
     read_kernel_log: Callable[[], str | None] = kernellog.read
     read_package: Callable[..., Package] = packages.read
     read_mounts: Callable[[], str] = filesystems.read_mounts

@@ -5,15 +5,15 @@ context.
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenmill import advice, lengths
-from tokenmill import forecast as foretelling
-from tokenmill.advice import Situation
 from tokenmill.checks.base import Context, Finding, Level
 from tokenmill.core.capacity import Forecast, Given, in_flight, tokens_of_one
 from tokenmill.errors import PreflightError, UsageError
-from tokenmill.lengths import Lengths
 from tokenmill.machine import gpus
 from tokenmill.machine.gpus import Gpu
+from tokenmill.planning import advice, lengths
+from tokenmill.planning import forecast as foretelling
+from tokenmill.planning.advice import Situation
+from tokenmill.planning.lengths import Lengths
 
 NAME = "capacity"
 

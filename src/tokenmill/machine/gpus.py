@@ -1,6 +1,6 @@
 """NVIDIA GPUs: what is known of each card, which ones a run may use, which ones it cannot.
 
-`read` is the seam: tests hand canned readings in. NVML itself stands in nvml.py.
+What NVML tells; it is read in nvml.py, and tests hand canned readings in.
 """
 
 import os
@@ -52,13 +52,6 @@ class Gpu:
     @property
     def label(self) -> str:
         return f"GPU {self.cuda_id}"
-
-
-def read() -> list[Gpu]:
-    """All GPUs of this machine; raises PreflightError with NVML's own words where there are none to be had."""
-    from tokenmill.machine import nvml
-
-    return nvml.read()
 
 
 def trouble(gpu: Gpu) -> str:

@@ -137,7 +137,7 @@ def test_without_nvml_there_is_one_clear_finding(tmp_path: Path) -> None:
 def test_a_node_starts_no_server_on_a_sick_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, min_ready: int, servers: list[int]
 ) -> None:
-    monkeypatch.setattr("tokenmill.machine.gpus.read", lambda: changed(recovery="reset the GPU"))
+    monkeypatch.setattr("tokenmill.machine.nvml.read", lambda: changed(recovery="reset the GPU"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     found = context(tmp_path, engine={"kind": "fake"}, fleet={"min_ready": min_ready})
 

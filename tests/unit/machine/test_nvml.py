@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from tokenmill.errors import PreflightError
-from tokenmill.machine import gpus
+from tokenmill.machine import gpus, nvml
 from tokenmill.machine.gpus import Gpu
 from tokenmill.machine.nvml import _Reader
 
@@ -155,7 +155,7 @@ def test_without_a_driver_the_error_says_what_to_do() -> None:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         with pytest.raises(PreflightError) as caught:
-            gpus.read()
+            nvml.read()
         assert "fleet.gpus" in caught.value.fix
     else:
-        assert gpus.read()
+        assert nvml.read()

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tokenmill import placement
-from tokenmill.arrival import arrived
 from tokenmill.errors import PluginError, PreflightError, StoppedError, boundary
 from tokenmill.machine import copies, filesystems, sources
 from tokenmill.machine.copies import FileEntry, Manifest
-from tokenmill.pace import Pace, Tell, gigabytes
-from tokenmill.placement import Place
+from tokenmill.staging import placement
+from tokenmill.staging.arrival import arrived
+from tokenmill.staging.pace import Pace, Tell, gigabytes
+from tokenmill.staging.placement import Place
 
 LOOK_S = 0.5
 PATIENCE_S = 600.0

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.staging import contents, staging_config, write_model
-from tokenmill import download, stage
-from tokenmill.download import HubFile
+from tokenmill import stage
 from tokenmill.errors import PluginError, PreflightError, StoppedError
+from tokenmill.staging import download
+from tokenmill.staging.download import HubFile
 
 COMMIT = "c0ffee" * 6 + "c0ff"
 

@@ -1,4 +1,4 @@
-"""A visit to the copy, in a process of its own: python -m tokenmill.copyround ORDER. Prints a sign of life a second.
+"""A visit to the copy, in a process of its own: python -m tokenmill.backup.round ORDER. Prints a sign of life a second.
 
 A mount may hang for minutes, and a thread that hangs in it could never be ended: a process can. It dies with its run.
 
@@ -17,12 +17,13 @@ import msgspec
 import xxhash
 from msgspec.structs import replace
 
-from tokenmill import copies, restore, store
-from tokenmill.copies import Copied, Lease, Manifest, Piece
+from tokenmill import store
+from tokenmill.backup import layout, restore
+from tokenmill.backup.layout import Copied, Lease, Manifest, Piece
+from tokenmill.backup.restore import Book
 from tokenmill.errors import GuardError, StoreError, TokenmillError, UsageError
 from tokenmill.folder import RunFolder
 from tokenmill.machine import processes
-from tokenmill.restore import Book
 
 NICE = 19
 """Serving and storing go first."""
@@ -63,11 +64,11 @@ Tell = Callable[[Reply], None]
 class Visit:
     """One visit: raises UsageError where another life holds the copy, GuardError where it is of another run folder."""
 
-    def __init__(self, order: Order, tell: Tell, sign: copies.Sign) -> None:
+    def __init__(self, order: Order, tell: Tell, sign: layout.Sign) -> None:
         self.order = order
         self.folder = RunFolder(Path(order.folder))
         self.target = Path(order.target)
-        self.holder = copies.this_process(order.life)
+        self.holder = layout.this_process(order.life)
         self.names: frozenset[str] = frozenset()
         self._tell = tell
         self._outer_sign = sign
@@ -78,14 +79,14 @@ class Visit:
         """Does what was ordered."""
         restore.check_mount(self.folder, self.target)
         self.target.mkdir(exist_ok=True)  # no parents: where copy_to is missing, its mount may be
-        self.names = copies.listing(self.target)
+        self.names = layout.listing(self.target)
         self._refuse(self._others())
         lease = self._renew()
         try:
-            self.names = copies.listing(self.target)
+            self.names = layout.listing(self.target)
             # Two machines that begin at the same moment see each other's lease: the lower number goes on.
             self._refuse([other for other in self._others() if _rank(other) < _rank(lease)])
-            newest = next(copies.manifests(self.target, self.names), None)
+            newest = next(layout.manifests(self.target, self.names), None)
             if restored := self._own(newest):
                 return restored
         except TokenmillError:
@@ -101,8 +102,8 @@ class Visit:
     # -- whose it is ---------------------------------------------------------------------------------------------------
     def _others(self) -> list[Lease]:
         folder = restore.read_book(self.folder).folder
-        found = copies.leases(self.target, self.names)
-        return [lease for lease in found if lease.holder.life != self.order.life and copies.is_held(lease, folder)]
+        found = layout.leases(self.target, self.names)
+        return [lease for lease in found if lease.holder.life != self.order.life and layout.is_held(lease, folder)]
 
     def _refuse(self, others: list[Lease]) -> None:
         for lease in others:
@@ -110,7 +111,7 @@ class Visit:
 
     def _held(self, lease: Lease) -> UsageError:
         until = time.strftime("%H:%M:%S", time.localtime(lease.expires))
-        file = self.target / copies.lease_name(lease)
+        file = self.target / layout.lease_name(lease)
         return UsageError(
             f"{self.target} is in use by tokenmill {lease.holder}; its lease holds until {until} if it is not renewed",
             fix=f"end it there; if that machine is dead, start again after {until}, or at once after: rm {file}",
@@ -118,8 +119,8 @@ class Visit:
 
     def _renew(self, expires: float | None = None) -> Lease:
         until = time.time() + self.order.lease_s if expires is None else expires
-        names, folder = copies.listing(self.target), restore.own_id(self.folder)
-        lease = copies.write_lease(self.target, names, self.holder, folder, until)
+        names, folder = layout.listing(self.target), restore.own_id(self.folder)
+        lease = layout.write_lease(self.target, names, self.holder, folder, until)
         self._renewed = time.monotonic()
         return lease
 
@@ -156,7 +157,7 @@ class Visit:
         book = restore.read_book(self.folder)
         self._refuse_losses(book)
         known = {file.source: file for file in book.files if {piece.name for piece in file.pieces} <= self.names}
-        self._number = copies.next_round(self.names)
+        self._number = layout.next_round(self.names)
         files: dict[str, Copied] = {}
         written = 0
         for copied in self._files(known):
@@ -166,9 +167,9 @@ class Visit:
                 # A death or a failure from now on costs none of what is verified.
                 restore.write_book(self.folder, replace(book, files=tuple({**known, **files}.values())))
         manifest = Manifest(self._number, self.order.run, book.folder, self.holder, time.time(), tuple(files.values()))
-        copies.write_manifest(self.target, manifest, self._sign)
+        layout.write_manifest(self.target, manifest, self._sign)
         restore.write_book(self.folder, replace(book, files=manifest.files))
-        copies.prune(self.target, copies.listing(self.target), self.order.life)
+        layout.prune(self.target, layout.listing(self.target), self.order.life)
         return manifest, written
 
     def _refuse_losses(self, book: Book) -> None:
@@ -219,9 +220,9 @@ class Visit:
     def _whole(self, source: str, path: Path) -> Copied:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            name = copies.stamped(source, self._number, self.order.life)
-            content = copies.chunks(handle, 0, os.fstat(handle).st_size)
-            size, xxh3 = copies.put(self.target / name, content, self._sign)
+            name = layout.stamped(source, self._number, self.order.life)
+            content = layout.chunks(handle, 0, os.fstat(handle).st_size)
+            size, xxh3 = layout.put(self.target / name, content, self._sign)
         finally:
             os.close(handle)
         return Copied(source, size, xxh3, (Piece(name, 0, size, xxh3),))
@@ -233,7 +234,7 @@ class Visit:
         digest = xxhash.xxh3_128()
         if old is not None:
             if old.size <= end:
-                for data in copies.chunks(handle, 0, old.size):
+                for data in layout.chunks(handle, 0, old.size):
                     self._sign()
                     digest.update(data)
             if digest.hexdigest() != old.xxh3 or (end > old.size and len(old.pieces) >= MOST_PIECES):
@@ -242,14 +243,14 @@ class Visit:
         if old is not None and start == end:
             yield old
         elif end:
-            name = copies.stamped(source, self._number, self.order.life, start)
+            name = layout.stamped(source, self._number, self.order.life, start)
 
             def counted() -> Iterator[bytes]:
-                for data in copies.chunks(handle, start, end):
+                for data in layout.chunks(handle, start, end):
                     digest.update(data)
                     yield data
 
-            size, xxh3 = copies.put(self.target / name, counted(), self._sign)
+            size, xxh3 = layout.put(self.target / name, counted(), self._sign)
             pieces = (*(old.pieces if old else ()), Piece(name, start, size, xxh3))
             yield Copied(source, end, digest.hexdigest(), pieces)
 
@@ -270,7 +271,7 @@ def end_of_lines(handle: int) -> int:
     return 0
 
 
-def visit(order: Order, tell: Tell, sign: copies.Sign) -> Reply:
+def visit(order: Order, tell: Tell, sign: layout.Sign) -> Reply:
     """A visit whose errors are replies: the run decides what they mean."""
     try:
         return Visit(order, tell, sign).run()

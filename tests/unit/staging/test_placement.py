@@ -6,7 +6,7 @@ import pytest
 
 from tokenmill.machine.filesystems import Mount
 from tokenmill.machine.probe import Probe
-from tokenmill.placement import Place, Source, decide
+from tokenmill.staging.placement import Place, Source, decide
 
 GB = 10**9
 RAM = Place(Path("/dev/shm/tokenmill-0"), "RAM disk", 900 * GB, 56 * GB)

@@ -16,8 +16,9 @@ import msgspec
 import xxhash
 from msgspec.structs import replace
 
-from tokenmill import copies, store
-from tokenmill.copies import Copied, DamagedError, Manifest, Sign
+from tokenmill import store
+from tokenmill.backup import layout
+from tokenmill.backup.layout import Copied, DamagedError, Manifest, Sign
 from tokenmill.errors import StoreError
 from tokenmill.folder import RunFolder, write_aside
 
@@ -90,7 +91,7 @@ def restore(
     aside = folder.path / ".restore"
     shutil.rmtree(aside, ignore_errors=True)
     newest: Manifest | None = None
-    for manifest in copies.manifests(target, names):
+    for manifest in layout.manifests(target, names):
         newest = newest or manifest
         try:
             for file in manifest.files:
@@ -118,7 +119,7 @@ def _fetch(target: Path, file: Copied, path: Path, sign: Sign) -> None:
         for piece in file.pieces:
             if piece.start != out.tell():
                 raise DamagedError(f"{piece.name} begins at byte {piece.start} of {file.source}, not at {out.tell()}")
-            for data in copies.get(target / piece.name, piece.size, piece.xxh3, sign):
+            for data in layout.get(target / piece.name, piece.size, piece.xxh3, sign):
                 digest.update(data)
                 out.write(data)
         out.flush()

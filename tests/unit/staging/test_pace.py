@@ -1,6 +1,6 @@
 """Progress in words: not too often, with a rate of the last seconds and the time left."""
 
-from tokenmill.pace import Pace
+from tokenmill.staging.pace import Pace
 
 
 def test_a_line_every_so_often_with_rate_and_time_left() -> None:

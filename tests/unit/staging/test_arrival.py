@@ -8,8 +8,8 @@ import pytest
 
 from tests.staging import contents, write_model
 from tests.unit.machine.test_sources import hub_cache
-from tokenmill import arrival
 from tokenmill.errors import PreflightError, StoppedError
+from tokenmill.staging import arrival
 
 LOOK_S = 0.02
 

@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.make import record
-from tokenmill import copies, dataset, restore, store
-from tokenmill.copies import DamagedError, Holder, Lease
-from tokenmill.copykeeper import wait_s
-from tokenmill.copyround import MOST_PIECES, Order, Reply, visit
+from tokenmill import dataset, store
+from tokenmill.backup import layout, restore
+from tokenmill.backup.keeper import wait_s
+from tokenmill.backup.layout import DamagedError, Holder, Lease
+from tokenmill.backup.round import MOST_PIECES, Order, Reply, visit
 from tokenmill.folder import RunFolder
 from tokenmill.machine import processes
 from tokenmill.machine.processes import ProcessId
@@ -37,7 +38,7 @@ class KilledError(Exception):
 @pytest.fixture(autouse=True)
 def every_life_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lives of a test follow each other in one process: a lease must not seem to be held by it."""
-    monkeypatch.setattr(copies, "this_process", lambda life: Holder(life, socket.gethostname(), GONE))
+    monkeypatch.setattr(layout, "this_process", lambda life: Holder(life, socket.gethostname(), GONE))
 
 
 @dataclass
@@ -107,13 +108,13 @@ class World:
 
     def copy(self, die_at: int = -1) -> None:
         """A round, perhaps cut short; the snapshot is what is stored when its manifest is there."""
-        names, stored = copies.listing(self.target), self.keys()
+        names, stored = layout.listing(self.target), self.keys()
         try:
             reply = self.visit("round", die_at)
             assert reply.kind == "done", reply
         except KilledError:
             pass
-        for manifest in copies.manifests(self.target, copies.listing(self.target) - names):
+        for manifest in layout.manifests(self.target, layout.listing(self.target) - names):
             self.snapshots[manifest.number] = stored
 
     def lose(self) -> None:
@@ -130,7 +131,7 @@ class World:
             assert self.start().kind == "done"
 
     def newest(self) -> int | None:
-        found = next(copies.whole(self.target, copies.listing(self.target)), None)
+        found = next(layout.whole(self.target, layout.listing(self.target)), None)
         return found.number if found else None
 
     def keys(self) -> set[str]:
@@ -161,8 +162,8 @@ def test_a_lost_machine_comes_back_as_the_newest_whole_copy_has_it(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)  # most of the time, and no power fails here
-        patch.setattr(copies, "CHUNK", 512)
-        patch.setattr("tokenmill.copyround.MOST_PIECES", 3)
+        patch.setattr(layout, "CHUNK", 512)
+        patch.setattr("tokenmill.backup.round.MOST_PIECES", 3)
         world = World(tmp_path_factory.mktemp("world"))
         world.start()
         for name, number in [*ops, ("copy", -1), ("lose", 0), ("append", 1), ("copy", -1), ("lose", 0)]:
@@ -183,9 +184,9 @@ def test_a_lost_machine_comes_back_as_the_newest_whole_copy_has_it(
 # -- what a round writes -----------------------------------------------------------------------------------------------
 def new_files(world: World) -> list[str]:
     """What a round adds, but for manifests and leases."""
-    before = copies.listing(world.target)
+    before = layout.listing(world.target)
     world.copy()
-    added = sorted(copies.listing(world.target) - before)
+    added = sorted(layout.listing(world.target) - before)
     return [name.partition(".r0")[0] for name in added if not name.startswith(("copy-", "lease-"))]
 
 
@@ -246,8 +247,8 @@ def test_the_last_two_whole_copies_stay_and_nothing_else(world: World) -> None:
     world.seal()
     for _ in range(3):
         world.copy()
-    names = copies.listing(world.target)
-    kept = list(copies.whole(world.target, names))
+    names = layout.listing(world.target)
+    kept = list(layout.whole(world.target, names))
     assert [manifest.number for manifest in kept] == [8, 7]
     leases = {name for name in names if name.startswith("lease-")}
     manifests = {name for name in names if name.startswith("copy-")}
@@ -260,7 +261,7 @@ def test_a_file_that_grows_for_weeks_is_no_thousand_pieces(world: World) -> None
     for _ in range(MOST_PIECES + 2):
         world.append(1)
         world.copy()
-    newest = next(copies.whole(world.target, copies.listing(world.target)))
+    newest = next(layout.whole(world.target, layout.listing(world.target)))
     assert max(len(file.pieces) for file in newest.files) <= MOST_PIECES
     world.lose()
 
@@ -289,15 +290,15 @@ def test_a_failed_round_costs_none_of_what_was_verified(world: World, monkeypatc
         world.append(1)
         world.rotate()
         world.seal()
-    whole = copies.put
+    whole = layout.put
 
-    def full(path: Path, content: Iterator[bytes], sign: copies.Sign) -> tuple[int, str]:
+    def full(path: Path, content: Iterator[bytes], sign: layout.Sign) -> tuple[int, str]:
         if path.name.startswith("part-000003"):
             raise OSError(28, "No space left on device", str(path))
         return whole(path, content, sign)
 
     with monkeypatch.context() as patch:
-        patch.setattr(copies, "put", full)
+        patch.setattr(layout, "put", full)
         reply = world.visit("round")
     assert (reply.kind, reply.text.partition(": ")[2]) == ("OSError", "No space left on device")
     assert world.newest() is None
@@ -338,12 +339,12 @@ def test_a_mount_that_goes_away_does_not_fill_the_disk_below_it(world: World) ->
 
 # -- damage ------------------------------------------------------------------------------------------------------------
 def damaged(world: World, harm: str) -> None:
-    """Two copies, the newer one damaged in a file that the older one has not."""
+    """Two layout, the newer one damaged in a file that the older one has not."""
     world.append(3)
     world.copy()
     world.append(3)
     world.copy()
-    newer, older = list(copies.whole(world.target, copies.listing(world.target)))
+    newer, older = list(layout.whole(world.target, layout.listing(world.target)))
     (name,) = newer.names - older.names
     path = world.target / name
     content = bytearray(path.read_bytes())
@@ -389,7 +390,7 @@ def test_a_file_that_comes_back_other_than_it_was_written_is_no_copy(tmp_path: P
             path.write_bytes(b"other")
 
     with pytest.raises(DamagedError, match="has other bytes than were written"):
-        copies.put(path, iter([b"bytes"]), sign)
+        layout.put(path, iter([b"bytes"]), sign)
     assert not path.exists()
 
 
@@ -434,14 +435,14 @@ def test_a_lease_is_held_until_it_ends_or_its_holder_is_known_to_be_gone(
     host: str, process: ProcessId, left_s: float, folder: str, held: bool
 ) -> None:
     lease = Lease(1, Holder("12345678", host, process), folder, time.time() + left_s)
-    assert copies.is_held(lease, "mine") is held
+    assert layout.is_held(lease, "mine") is held
 
 
 def elsewhere(world: World, number: int = 1) -> Lease:
     """A lease of another machine, fresh."""
     holder = Holder("ffffffff", "gpu-7", ProcessId(4711, 1, "deadbeef-1"))
     lease = Lease(number, holder, "f", time.time() + 1800)
-    (world.target / copies.lease_name(lease)).write_bytes(msgspec.json.encode(lease))
+    (world.target / layout.lease_name(lease)).write_bytes(msgspec.json.encode(lease))
     return lease
 
 
@@ -450,13 +451,13 @@ def test_a_second_machine_is_refused_and_told_who_has_it_and_how_to_go_on(world:
     world.copy()
     shutil.rmtree(world.folder.path)
     lease = elsewhere(world, 99)
-    before = copies.listing(world.target)
+    before = layout.listing(world.target)
     reply = world.start()
     assert reply.kind == "UsageError"
     assert f"{world.target} is in use by tokenmill pid 4711 on gpu-7, boot deadbeef; its lease holds" in reply.text
     remove = reply.fix.partition("rm ")[2]
-    assert remove == str(world.target / copies.lease_name(lease))
-    assert copies.listing(world.target) == before
+    assert remove == str(world.target / layout.lease_name(lease))
+    assert layout.listing(world.target) == before
     assert restore.is_empty(world.folder.data)
     Path(remove).unlink()
     assert world.start().kind == "restored"
@@ -467,9 +468,9 @@ def test_a_run_that_was_taken_over_writes_no_more(world: World) -> None:
     world.copy()
     elsewhere(world, 99)
     world.append(1)
-    before = copies.listing(world.target)
+    before = layout.listing(world.target)
     assert world.visit("round").kind == "UsageError"
-    assert copies.listing(world.target) == before
+    assert layout.listing(world.target) == before
 
 
 def test_a_folder_whose_run_went_on_elsewhere_is_refused(world: World, tmp_path: Path) -> None:
@@ -492,14 +493,14 @@ def test_a_folder_whose_run_went_on_elsewhere_is_refused(world: World, tmp_path:
 def test_a_lease_given_back_lets_another_machine_begin_at_once(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "this_process", lambda life: Holder(life, "gpu-1", ME))
+    monkeypatch.setattr(layout, "this_process", lambda life: Holder(life, "gpu-1", ME))
     world.append(2)
     assert world.start().kind == "done"
     assert world.visit("end").kind == "done"
-    monkeypatch.setattr(copies, "this_process", lambda life: Holder(life, "gpu-2", ME))
+    monkeypatch.setattr(layout, "this_process", lambda life: Holder(life, "gpu-2", ME))
     shutil.rmtree(world.folder.path)
     assert world.start().kind == "restored"
-    monkeypatch.setattr(copies, "this_process", lambda life: Holder(life, "gpu-3", ME))
+    monkeypatch.setattr(layout, "this_process", lambda life: Holder(life, "gpu-3", ME))
     shutil.rmtree(world.folder.path)
     assert world.start().kind == "UsageError"
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tokenmill import forecast as foretelling
 from tokenmill.config import Config
 from tokenmill.core.capacity import Forecast, Given, in_flight, tokens_of_one
 from tokenmill.engines.base import Engine, normal
-from tokenmill.lengths import Lengths
+from tokenmill.planning import forecast as foretelling
+from tokenmill.planning.lengths import Lengths
 
 SHOWN = 3
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenmill.errors import PreflightError, StoppedError
 from tokenmill.machine import modelfiles, sources
-from tokenmill.pace import Pace, Tell, gigabytes
+from tokenmill.staging.pace import Pace, Tell, gigabytes
 
 LOOK_S = 2.0
 HOLE = 1 << 16

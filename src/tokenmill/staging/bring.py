@@ -9,15 +9,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill import placement
 from tokenmill.errors import PreflightError, StoppedError
 from tokenmill.machine import copies, filesystems, sources
 from tokenmill.machine.copies import FileEntry, Lease, Manifest
 from tokenmill.machine.copying import Copied, Copier, Moment
 from tokenmill.machine.sources import SourceFile
-from tokenmill.pace import Pace, Tell, gigabytes
-from tokenmill.placement import Place
-from tokenmill.staged import Halted, Staged, changed
+from tokenmill.staging import placement
+from tokenmill.staging.pace import Pace, Tell, gigabytes
+from tokenmill.staging.placement import Place
+from tokenmill.staging.staged import Halted, Staged, changed
 
 LOOK_S = 1.0
 """How often room is looked at, and how far the copy is written down for those who wait."""

@@ -14,9 +14,9 @@ from typing import Literal
 
 import msgspec
 
-from tokenmill import restore
+from tokenmill.backup import restore
+from tokenmill.backup.round import Order, Reply
 from tokenmill.config import Config
-from tokenmill.copyround import Order, Reply
 from tokenmill.errors import GuardError, PreflightError, StoreError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.folder import RunFolder
@@ -133,7 +133,7 @@ class Keeper:
         """One visit in a process of its own; its last reply, or why there is none."""
         order = Order(visit, str(self._folder.path), str(self._target), self._run, self._life, LEASES * self._every_s)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tokenmill.copyround", msgspec.json.encode(order).decode()),
+            *(sys.executable, "-m", "tokenmill.backup.round", msgspec.json.encode(order).decode()),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
