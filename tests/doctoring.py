@@ -13,18 +13,6 @@ from tokenmill.machine.packages import Package
 from tokenmill.machine.probe import Probe
 from tokenmill.machine.room import Room
 
-REFERENCE = {
-    "speculative-algorithm": "EAGLE",
-    "speculative-num-steps": 3,
-    "speculative-eagle-topk": 1,
-    "speculative-num-draft-tokens": 4,
-    "mamba-scheduler-strategy": "extra_buffer",
-    "max-mamba-cache-size": 80,
-    "mem-fraction-static": 0.90,
-    "context-length": 8192,
-}
-"""The reference run's arguments."""
-
 
 def context(folder: Path, ours: Iterable[Any] = (), **sections: Any) -> Context:
     """A context on a config of these sections over 40 prompts; the run folder lies in `folder`."""

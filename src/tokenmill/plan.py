@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from tokenmill import launch, plugins, stage
 from tokenmill.config import Config
 from tokenmill.core.capacity import Forecast, in_flight, tokens_of_one
@@ -23,6 +21,7 @@ from tokenmill.machine.gpus import Gpu
 from tokenmill.planning import advice, lengths
 from tokenmill.planning import forecast as foretelling
 from tokenmill.planning.advice import Situation
+from tokenmill.planning.answer import Plan, Range
 from tokenmill.planning.lengths import Lengths
 from tokenmill.planning.measured import Measured, measure
 from tokenmill.staging import bring
@@ -43,41 +42,6 @@ OPEN_SEGMENTS = 3
 
 DRAFTER_LAYERS = 5
 """Layers whose hidden states a DFlash drafter reads."""
-
-
-class Range(msgspec.Struct, frozen=True):
-    low: int | float
-    high: int | float
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """`running_per_server` requests really run at once; `waiting_per_server` are asked for beyond that.
-
-    `tokens` and `hours` are of what is still to be generated, `disk_bytes` of the whole run, at most;
-    `lost_with_the_machine_s` is null where all is lost. `tokens_from` and `hours_from` say how they are known, or why
-    they are not.
-    """
-
-    servers: int
-    running_per_server: int
-    limited_by: str
-    waiting_per_server: int
-    tokens: Range | None
-    hours: Range | None
-    disk_bytes: dict[str, int]
-    lost_with_the_machine_s: float | None
-    changes: list[str]
-    completions: int
-    pending: int
-    tokens_from: str
-    hours_from: str
-    prompt_tokens: dict[str, int] | None
-    prompt_tokens_from: str
-    context: int | None
-    kv_tokens_per_server: int | None
-    disk_free_bytes: int
-    hidden_states_bytes: Range | None
-    notes: list[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests import models
-from tests.doctoring import REFERENCE, context, levels, told
+from tests.doctoring import context, levels, told
+from tests.reference import ARGS as REFERENCE
 from tokenmill.checks.base import Context
 from tokenmill.checks.draft import check_draft
 

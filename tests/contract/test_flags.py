@@ -7,24 +7,13 @@ import pytest
 
 from tests.contract import recorded
 from tests.contract.samples import engine, spec
+from tests.reference import ARGS as REFERENCE
 from tokenmill import configfile, plugins
 from tokenmill.checks.base import Context, Finding
 from tokenmill.checks.engine import check_engine
 from tokenmill.engines.base import Engine, normal
 from tokenmill.folder import RunFolder
 from tokenmill.machine.packages import Package
-
-REFERENCE = {
-    "speculative-algorithm": "EAGLE",
-    "speculative-num-steps": 3,
-    "speculative-eagle-topk": 1,
-    "speculative-num-draft-tokens": 4,
-    "mamba-scheduler-strategy": "extra_buffer",
-    "max-mamba-cache-size": 80,
-    "mem-fraction-static": 0.90,
-    "context-length": 8192,
-}
-"""The reference run's."""
 
 OLD, NEW = "mamba-scheduler-strategy", "mamba-radix-cache-strategy"
 

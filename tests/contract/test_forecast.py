@@ -9,6 +9,7 @@ import pytest
 
 from tests.contract import recorded
 from tests.contract.samples import engine, spec
+from tests.reference import ARGS as REFERENCE
 from tokenmill.core.capacity import GIB, HELD, Forecast, Given, surprise
 from tokenmill.core.shape import Shape, shape_of
 
@@ -65,21 +66,16 @@ def about(foretold: Forecast, tokens: int) -> bool:
     return foretold.limits.kv_tokens is not None and abs(foretold.limits.kv_tokens / tokens - 1) < 0.01
 
 
-REFERENCE = {
-    "speculative-algorithm": "EAGLE",
-    "speculative-num-steps": 3,
-    "speculative-eagle-topk": 1,
-    "speculative-num-draft-tokens": 4,
-    "mamba-scheduler-strategy": "extra_buffer",
-    "max-mamba-cache-size": 80,
-    "mem-fraction-static": 0.5,
-    "context-length": 8192,
-}
-
-
 def test_sglang_with_the_reference_runs_flags_on_a_hybrid_model() -> None:
     log = f"{SGLANG}/hybrid-mtp-reference-flags.log"
-    given = Given(REFERENCE, version="0.5.11", memory=H200, weights=weights(log), shape=hybrid(), max_tokens=8192)
+    given = Given(
+        {**REFERENCE, "mem-fraction-static": 0.5},
+        version="0.5.11",
+        memory=H200,
+        weights=weights(log),
+        shape=hybrid(),
+        max_tokens=8192,
+    )
     foretold, said = engine("sglang").forecast(given), reported(log)
     assert (foretold.limits.running, foretold.limits.why) == (said["max_running_requests"], "max-mamba-cache-size")
     assert about(foretold, said["max_total_num_tokens"])

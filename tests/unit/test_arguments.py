@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.doctoring import REFERENCE
+from tests.reference import ARGS as REFERENCE
 from tokenmill.core.arguments import Setting, contradictions, is_hybrid
 
 OLD = Setting(known=frozenset({"mamba-scheduler-strategy"}), hybrid=True)

@@ -10,7 +10,8 @@ import pytest
 
 from tests import models
 from tests.contract.test_flags import SOURCES
-from tests.doctoring import REFERENCE, context
+from tests.doctoring import context
+from tests.reference import ARGS as REFERENCE
 from tokenmill import doctor
 from tokenmill.checks.base import Context, Finding
 from tokenmill.doctor import CHECKS, examine, refuse, shown

@@ -20,8 +20,8 @@ from tests.unit.make import record
 from tokenmill import plan
 from tokenmill.core.status import PromptCounts, RunStatus
 from tokenmill.folder import RunFolder
-from tokenmill.plan import Plan, Range
 from tokenmill.planning import lengths, page
+from tokenmill.planning.answer import Plan, Range
 from tokenmill.planning.measured import measure
 from tokenmill.store import line_of
 

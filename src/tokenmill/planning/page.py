@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from textwrap import wrap
 
-from tokenmill.plan import Plan, Range
+from tokenmill.planning.answer import Plan, Range
 from tokenmill.view import duration
 
 WIDTH, LABEL = 80, 18
