@@ -84,7 +84,7 @@ def build(config: Config, cards: Sequence[Gpu] | None = None, tokens_per_s: floa
         notes.append(f"the model's config.json cannot be read at {config.model.path}: its memory is not counted")
     work = _work(config, found, running * len(places), notes)
     rate, hours_from = _rate(work, tokens_per_s)
-    disk = _disk(config, work, notes)
+    disk = _disk(config, engine, work, notes)
     free = filesystems.free_bytes(config.folder)
     lost = advice.lost_with_the_machine_s(config)
     situation = Situation(
@@ -183,9 +183,9 @@ def _hidden_states(hidden: int, work: _Work) -> Range:
 
 
 # -- disk --------------------------------------------------------------------------------------------------------------
-def _disk(config: Config, work: _Work | None, notes: list[str]) -> dict[str, int]:
+def _disk(config: Config, engine: Engine, work: _Work | None, notes: list[str]) -> dict[str, int]:
     """At most, for the whole run: journals that are open at once, the sealed set, each export, the staged model."""
-    found = _staging(config, notes)
+    found = _staging(config, engine, notes)
     if work is None:
         return found
     tokens = work.in_all().high
@@ -198,9 +198,9 @@ def _disk(config: Config, work: _Work | None, notes: list[str]) -> dict[str, int
     return found
 
 
-def _staging(config: Config, notes: list[str]) -> dict[str, int]:
+def _staging(config: Config, engine: Engine, notes: list[str]) -> dict[str, int]:
     source = Path(config.model.path)
-    if not config.model.path or config.engine.kind in ("openai", "fake"):
+    if not config.model.path or not engine.loads:
         return {"ram_disk": 0}
     if not source.exists():
         notes.append(f"{source} is not here: what staging takes is not counted")

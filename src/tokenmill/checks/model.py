@@ -19,17 +19,17 @@ REPLACES = {
 def check_model(context: Context) -> Iterator[Finding]:
     """The model's files are whole, of the kind that the engine loads, and all parts are there."""
     path = Path(context.config.model.path)
-    kind = context.config.engine.kind
-    if kind in ("openai", "fake") or not path.is_absolute():
+    kind, loads = context.config.engine.kind, context.engine.loads
+    if not loads or not path.is_absolute():
         return
     faults = wholeness.faults(path)
     for fault in faults:
         level: Level = "fail" if fault.grave else "warn"
         yield Finding("model", level, str(fault.place), str(fault), _fix(context))
-    if path.is_file() and kind != "llamacpp":
+    if path.is_file() and loads == "folder":
         yield Finding("model", "fail", str(path), f"{kind} needs a model folder, not one file")
-    if path.is_dir() and kind == "llamacpp":
-        yield Finding("model", "fail", str(path), "llamacpp needs a .gguf file, not a folder")
+    if path.is_dir() and loads == "file":
+        yield Finding("model", "fail", str(path), f"{kind} needs a .gguf file, not a folder")
     elif path.is_dir():
         yield from _parts(context, path)
     if not any(fault.grave for fault in faults):

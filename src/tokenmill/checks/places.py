@@ -72,7 +72,7 @@ def _words(place: Place, real: Path, mount: Mount) -> str:
 def _places(context: Context) -> Iterator[Place]:
     config = context.config
     model = Path(config.model.path)
-    if model.is_absolute() and config.engine.kind not in ("openai", "fake"):
+    if model.is_absolute() and context.engine.loads:
         harm = "every server reads all of it at every start"
         yield Place("the model", model, harm, 'tokenmill stage CONFIG   and stage.to = "auto" or a local folder')
     yield Place("the prompt set", Path(config.prompts.path), "it is read three times", "copy it to a local disk")
@@ -108,7 +108,7 @@ def _environments(context: Context) -> Iterator[Place]:
 def _model_speed(context: Context) -> Iterator[Finding]:
     """Measured: a type tells what a file system is, and not how fast."""
     model = Path(context.config.model.path)
-    if not model.is_absolute() or not model.exists() or context.config.engine.kind in ("openai", "fake"):
+    if not model.is_absolute() or not model.exists() or not context.engine.loads:
         return
     mount = _mount(context, Path(os.path.realpath(model)))
     if mount.is_ram:

@@ -149,6 +149,9 @@ class Engine(ABC):
     flag_sources: ClassVar[tuple[str, ...]] = ()
     """Files of that distribution, as globs, that tell its flags: see `flags`."""
 
+    loads: ClassVar[str] = "folder"
+    """The model it loads: a "folder" (Hugging Face), a "file" (.gguf); empty where it is none of ours."""
+
     own_flags: ClassVar[Mapping[str, str]] = {}
     """Flags that tokenmill sets itself → the key of the config that decides them; not for engine.args."""
 

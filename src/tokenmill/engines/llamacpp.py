@@ -130,6 +130,7 @@ class LlamaCpp(Engine):
     kind = "llamacpp"
     renders = "server"
     package = "xllamacpp"
+    loads = "file"
     own_flags: ClassVar[Mapping[str, str]] = {
         "model": "from model.path",
         "alias": "from model.name",

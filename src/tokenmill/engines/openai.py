@@ -37,6 +37,7 @@ _ENGINE_DEAD = re.compile(r"EngineDeadError|EngineCore encountered|EngineGenerat
 class OpenAI(Engine):
     kind = "openai"
     renders = "chat"
+    loads = ""
 
     def command(self, spec: Spec) -> Launch:
         names = {
