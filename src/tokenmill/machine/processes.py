@@ -1,8 +1,8 @@
 """Processes: which are ours, which live, and how to end a whole group. Linux only (/proc).
 
 A process is known by pid, start time (clock ticks since boot, field 22 of /proc/PID/stat) and boot id: a reused pid is
-never taken for ours. A zombie counts as dead, since nobody may ever reap it. A child that left the group (a double
-fork) is still found by the variable TOKENMILL_SERVER in its environment.
+never taken for ours. A zombie counts as dead once its last thread has ended, since nobody may ever reap it. A child
+that left the group (a double fork) is still found by the variable TOKENMILL_SERVER in its environment.
 """
 
 import asyncio
@@ -68,7 +68,18 @@ def identify(pid: int) -> ProcessId | None:
 def alive(process: ProcessId) -> bool:
     """Whether this very process lives: not a zombie, not a reused pid, not one of before the last boot."""
     found = stat(process.pid)
-    return found is not None and found.start == process.start and found.state not in "ZX" and process.boot == boot_id()
+    same = found is not None and found.start == process.start and process.boot == boot_id()
+    return found is not None and same and not dead(process.pid, found.state)
+
+
+def dead(pid: int, state: str) -> bool:
+    """Whether nothing of it runs any more. A zombie with threads is on its way out: it still holds its GPU's memory."""
+    if state != "Z":
+        return state == "X"
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) <= 1  # noqa: PTH208
+    except OSError:
+        return True
 
 
 def pids() -> list[int]:
@@ -81,7 +92,7 @@ def members(group: int, mark: str = "") -> list[int]:
     found = []
     for pid in pids():
         status = stat(pid)
-        if status is None or status.state in "ZX":
+        if status is None or dead(pid, status.state):
             continue
         if status.group == group or (needle and needle in _environment(pid)):
             found.append(pid)

@@ -66,6 +66,24 @@ def test_a_zombie_is_dead(tmp_path: Path) -> None:
         assert processes.members(process.pid, "tm-zombie") == []
 
 
+THREAD_LIVES_ON = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+print("on its way out", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_zombie_whose_threads_still_run_is_not_dead(tmp_path: Path) -> None:
+    """Seen of servers that were killed: their first thread is gone, and the driver still frees their memory."""
+    with running(THREAD_LIVES_ON, tmp_path / "log", "tm-threads") as process:
+        identity = processes.identify(process.pid)
+        assert identity is not None
+        until(lambda: (found := processes.stat(process.pid)) is not None and found.state == "Z")
+        assert processes.alive(identity)
+        assert processes.members(process.pid) == [process.pid]
+
+
 def test_a_name_with_spaces_and_brackets_is_read(tmp_path: Path) -> None:
     code = f"open('/proc/self/comm', 'w').write('a ) S (b'); {SLEEP}"
     with running(code, tmp_path / "log", "tm-name") as process:
