@@ -4,6 +4,7 @@ Everything is foretold from the config, the model's files, the cards and the pro
 there is something in it; what is not known is null, with the reason. Starts nothing and writes nothing.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +141,8 @@ def _work(config: Config, found: Forecast, in_flight_now: int, notes: list[str])
     except UsageError as error:
         notes.append(f"tokens, hours and disk are not known: {error}")
         return None
-    told = lengths.measure(sample, path if path.exists() else None, thinking=generation.thinking)
+    known = path if config.model.path and path.exists() else None
+    told = lengths.measure(sample, known, thinking=generation.thinking)
     most = generation.max_tokens
     if found.context is not None:
         most = max(1, min(most, found.context - found.reserve - round(told.mean)))
@@ -155,6 +157,8 @@ def _work(config: Config, found: Forecast, in_flight_now: int, notes: list[str])
 
 
 def _rate(work: _Work | None, tokens_per_s: float | None) -> tuple[Range | None, str]:
+    if tokens_per_s is not None and not math.isfinite(tokens_per_s):
+        raise UsageError(f"--tokens-per-s {tokens_per_s}: must be a number of tokens")
     if tokens_per_s:
         return Range(tokens_per_s, tokens_per_s), f"at {tokens_per_s:,.0f} tokens/s, as given"
     if work is None:

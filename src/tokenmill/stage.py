@@ -42,10 +42,12 @@ def stage(
     if wait and (path.exists() or path.is_absolute()):
         follow(path, tell, halted)
     source = resolve(config, tell, halted, hub=hub)
-    if (source / copies.MANIFEST).exists():
+    if source.parent in roots(config) and (source / copies.MANIFEST).exists():
         return _in_use(source, lambda tell, halted: stage(config, tell, halted, hub=hub))
     if not source.exists():
         raise PreflightError(f"model.path = {source} does not exist", fix="correct model.path")
+    if config.stage.to not in ("auto", "off") and Path(config.stage.to).resolve().is_relative_to(source.resolve()):
+        raise PreflightError(f"stage.to = {config.stage.to} lies in the model itself", fix="name a folder beside it")
     files, name = named(source)
     found = _existing(config, name)
     if found is not None:

@@ -97,6 +97,13 @@ class Manifest(msgspec.Struct, frozen=True):
         return {piece.name for file in self.files for piece in file.pieces}
 
 
+class _Sealed(msgspec.Struct, frozen=True):
+    """A manifest's file: its own hash, since a flipped bit in it would lose whole files in silence."""
+
+    xxh3: str
+    manifest: msgspec.Raw
+
+
 class DamagedError(OSError):
     """A file of the copy is not what was written."""
 
@@ -216,17 +223,32 @@ def get(path: Path, size: int, xxh3: str, sign: Sign) -> Iterator[bytes]:
 def write_manifest(target: Path, manifest: Manifest, sign: Sign) -> str:
     """Returns its name."""
     name = f"copy-{manifest.number:06d}-{manifest.holder.life}.json"
-    put(target / name, iter([msgspec.json.encode(manifest)]), sign)
+    body = msgspec.json.encode(manifest)
+    sealed = msgspec.json.encode(_Sealed(xxhash.xxh3_128_hexdigest(body), msgspec.Raw(body)))
+    put(target / name, iter([sealed]), sign)
     return name
 
 
 def manifests(target: Path, names: frozenset[str]) -> Iterator[Manifest]:
-    """All that can be read, the newest first, whole or not."""
+    """All that can be read and are what was written, the newest first; their files may be there or not."""
+    return (found for _, found in _looked_at(target, names) if found is not None)
+
+
+def unreadable(target: Path, names: frozenset[str]) -> list[str]:
+    """The names of manifests that are damaged, or whose writer died in the middle of them; the newest first."""
+    return [name for name, found in _looked_at(target, names) if found is None]
+
+
+def _looked_at(target: Path, names: frozenset[str]) -> Iterator[tuple[str, Manifest | None]]:
     for _, name in sorted(((int(m[1]), n) for n in names if (m := _MANIFEST.fullmatch(n))), reverse=True):
         try:
-            yield msgspec.json.decode((target / name).read_bytes(), type=Manifest)
-        except (FileNotFoundError, msgspec.DecodeError):
-            continue  # its writer died in the middle of it, or took it away meanwhile
+            sealed = msgspec.json.decode((target / name).read_bytes(), type=_Sealed)
+            right = xxhash.xxh3_128_hexdigest(bytes(sealed.manifest)) == sealed.xxh3
+            yield name, msgspec.json.decode(sealed.manifest, type=Manifest) if right else None
+        except FileNotFoundError:
+            continue  # taken away meanwhile
+        except msgspec.DecodeError:
+            yield name, None
 
 
 def whole(target: Path, names: frozenset[str]) -> Iterator[Manifest]:

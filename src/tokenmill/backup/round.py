@@ -131,11 +131,20 @@ class Visit:
 
     def _own(self, newest: Manifest | None) -> Reply | None:
         """Whether the copy is one of this very run folder; restores the folder where it is empty."""
+        empty = self.order.visit == "begin" and restore.is_empty(self.folder.data)
+        bad = layout.unreadable(self.target, self.names) if empty else []
         if newest is None:
+            if bad:
+                raise StoreError(
+                    f"{self.folder.path} is empty, and of the copy in {self.target} no manifest can be read",
+                    fix=f"mv {self.target} {self.target}.old   begins anew",
+                )
             return None
         if newest.run != self.order.run:
             raise GuardError(f"{self.target} holds a copy of the run {newest.run}", fix="set another output.copy_to")
-        if self.order.visit == "begin" and restore.is_empty(self.folder.data):
+        if empty:
+            if bad:
+                self._warn(f"{self.target / bad[0]} is damaged: the copy before it is used")
             found = restore.restore(self.target, self.names, self.folder, self._warn, self._sign)
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.time))
             words = f"restored from copy {found.number} of {when}, made by {found.holder}"
@@ -156,8 +165,9 @@ class Visit:
         """Copies what is new; returns the manifest and the bytes that were written for it."""
         book = restore.read_book(self.folder)
         self._refuse_losses(book)
-        known = {file.source: file for file in book.files if {piece.name for piece in file.pieces} <= self.names}
+        known = {file.source: file for file in book.files if all(map(self._is_there, file.pieces))}
         self._number = layout.next_round(self.names)
+        self._look_closer(known)
         files: dict[str, Copied] = {}
         written = 0
         for copied in self._files(known):
@@ -171,6 +181,25 @@ class Visit:
         restore.write_book(self.folder, replace(book, files=manifest.files))
         layout.prune(self.target, layout.listing(self.target), self.order.life)
         return manifest, written
+
+    def _is_there(self, piece: Piece) -> bool:
+        try:
+            return (self.target / piece.name).stat().st_size == piece.size
+        except FileNotFoundError:
+            return False
+
+    def _look_closer(self, known: dict[str, Copied]) -> None:
+        """Reads one piece a round back: what has rotted is copied anew while the run folder still has it."""
+        pieces = [(source, piece) for source, file in known.items() for piece in file.pieces]
+        if not pieces:
+            return
+        source, piece = pieces[self._number % len(pieces)]
+        try:
+            for _ in layout.get(self.target / piece.name, piece.size, piece.xxh3, self._sign):
+                pass
+        except layout.DamagedError as error:
+            self._warn(f"{error}: {source} is copied anew")
+            del known[source]
 
     def _refuse_losses(self, book: Book) -> None:
         """What was copied and is lost here must not be superseded by a copy without it."""

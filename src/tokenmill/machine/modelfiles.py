@@ -64,12 +64,20 @@ def template(model: Path) -> str:
     return str(found)
 
 
+def weight_map(index: dict[str, Any]) -> dict[str, str]:
+    """Tensor → file of an index; {} where it is no such map."""
+    found = index.get("weight_map")
+    if not isinstance(found, dict):
+        return {}
+    return {name: file for name, file in found.items() if isinstance(file, str)}
+
+
 def weight_files(model: Path) -> list[Path]:
     """The files that hold the weights, in order."""
     if model.is_file():
         return [model]
     index = read_json(model / "model.safetensors.index.json")
-    named = set(index.get("weight_map", {}).values())
+    named = set(weight_map(index).values())
     return sorted({*(model / name for name in named), *model.glob("*.safetensors")})
 
 

@@ -56,7 +56,14 @@ def read(file: Path) -> Shard:
 def hole_told(file: Path) -> str:
     """What a hole in a file means, empty where it has none."""
     place = hole(file)
-    return "" if place is None else f"has a hole from byte {place} on: room was made for it, and it was never written"
+    return (
+        ""
+        if place is None
+        else (
+            f"has a hole from byte {place} on: room was made for it, and it was never written "
+            "(or it is a sparse copy: cp --sparse=never makes a whole one)"
+        )
+    )
 
 
 def hole(file: Path) -> int | None:

@@ -59,7 +59,7 @@ def _walk(base: Path, folder: Path, seen: set[tuple[int, int]]) -> Iterator[Sour
             continue
         if path.is_dir():
             yield from _walk(base, path, seen)
-        else:
+        elif path.is_symlink() or path.is_file():
             yield _file(path, str(path.relative_to(base)))
 
 
@@ -115,10 +115,12 @@ def copy_name(source: Path, files: tuple[SourceFile, ...]) -> str:
 
     Names, sizes, times and hashes tell; how each file begins as well, since some mounts keep no times.
     """
-    told = hashlib.sha256(os.path.realpath(source).encode())
+    told = hashlib.sha256(os.fsencode(os.path.realpath(source)))
     with ThreadPoolExecutor(READERS) as pool:
         for file, head in zip(files, pool.map(_head, files), strict=True):
-            told.update(f"\0{file.name}\0{file.size}\0{file.mtime_ns}\0{file.known}\0".encode() + head)
+            told.update(
+                f"\0{file.name}\0{file.size}\0{file.mtime_ns}\0{file.known}\0".encode("utf-8", "surrogateescape") + head
+            )
     key = told.hexdigest()[:12]
     snapshot = source.parent.name == "snapshots"
     return f"{source.parent.parent.name.removeprefix('models--') if snapshot else source.name}-{key}"

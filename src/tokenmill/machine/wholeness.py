@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tokenmill.errors import PreflightError
 from tokenmill.machine import gguf, parallel, safetensors
-from tokenmill.machine.modelfiles import read_json
+from tokenmill.machine.modelfiles import read_json, weight_map
 from tokenmill.machine.safetensors import Shard
 
 THREADS = 16
@@ -63,7 +65,7 @@ def read(folder: Path) -> Model:
     """Reads index and headers; raises PreflightError where the index is broken."""
     index: dict[str, str] = {}
     for file in _indexes(folder):
-        index |= read_json(file).get("weight_map") or {}
+        index |= weight_map(read_json(file))
     names = {*index.values(), *(file.name for file in folder.glob("*.safetensors"))}
     files = sorted(folder / name for name in names if name.endswith(".safetensors"))
     return Model(folder, index, parallel.each(files, safetensors.read, THREADS))
@@ -104,6 +106,7 @@ def _file_faults(file: Path) -> Iterator[Fault]:
 def _folder_faults(folder: Path) -> Iterator[Fault]:
     if not (folder / "config.json").is_file():
         yield Fault(folder / "config.json", "is missing")
+    yield from _broken_json(folder)
     model = read(folder)
     told = {shard.file for shard in model.shards if shard.problem}
     for shard in model.shards:
@@ -118,6 +121,18 @@ def _folder_faults(folder: Path) -> Iterator[Fault]:
     if not model.shards:
         yield from _other_weights(folder)
     yield from (fault for fault in _litter(folder) if fault.place not in told)
+
+
+def _broken_json(folder: Path) -> Iterator[Fault]:
+    """What an interrupted download leaves of a tokenizer: a file, and no JSON in it."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        try:
+            if not (content := (folder / name).read_bytes()).startswith(safetensors.POINTER):
+                msgspec.json.decode(content)
+        except (FileNotFoundError, IsADirectoryError):
+            continue
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            yield Fault(folder / name, f"holds no whole JSON: {error}")
 
 
 def _wanting(model: Model, shard: Shard) -> list[str]:
@@ -143,9 +158,7 @@ def _other_weights(folder: Path) -> Iterator[Fault]:
     others = [file for kind in ("*.bin", "*.gguf", "*.pt", "*.pth") for file in folder.glob(kind)]
     if not others:
         yield Fault(folder, "holds no weights (*.safetensors)")
-    named = {
-        name for file in folder.glob("*.bin.index.json") for name in read_json(file).get("weight_map", {}).values()
-    }
+    named = {name for file in folder.glob("*.bin.index.json") for name in weight_map(read_json(file)).values()}
     for name in sorted(named):
         if not (folder / name).exists():
             yield Fault(folder / name, "is missing")

@@ -61,6 +61,14 @@ class Copying:
 
 def bring(job: Copying, tell: Tell, halted: Halted) -> Staged:
     """The copy, made here or by another process meanwhile, in use. Raises PreflightError, StoppedError."""
+    try:
+        return _bring(job, tell, halted)
+    except OSError as error:
+        fix = 'set stage.to to a folder that can be written, or to "off"'
+        raise PreflightError(f"{job.source} could not be staged to {job.place.root}: {error}", fix=fix) from error
+
+
+def _bring(job: Copying, tell: Tell, halted: Halted) -> Staged:
     root = job.place.root
     copies.own(root)
 
