@@ -92,13 +92,21 @@ def plan(
     tokens_per_s: Annotated[
         float | None, typer.Option("--tokens-per-s", min=1.0, help="Of all servers together, if you know it.")
     ] = None,
+    measure: Annotated[
+        bool, typer.Option("--calibrate", help="First run it for 90 s; what it generates and its servers are kept.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Tell what this run will take: servers, requests at once, tokens, hours, disk, and what limits them."""
+    from tokenmill.folder import RunFolder
     from tokenmill.plan import build
+    from tokenmill.planning.calibration import calibrate
     from tokenmill.planning.page import lines
 
-    found = build(_load(config, setting), tokens_per_s=tokens_per_s)
+    loaded = _load(config, setting)
+    if measure:
+        calibrate(RunFolder(loaded.folder), config, setting or ())
+    found = build(loaded, tokens_per_s=tokens_per_s)
     if as_json:
         _print_json(found)
     else:

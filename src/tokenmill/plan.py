@@ -164,7 +164,10 @@ def _rate(work: _Work | None, tokens_per_s: float | None) -> tuple[Range | None,
     if work is None:
         return None, "no prompts can be read"
     if work.measured.rate is None:
-        return None, "no rate is known: this run has not generated for a minute yet, and no --tokens-per-s is given"
+        return (
+            None,
+            "no rate is known: this run has not generated for a minute yet; --calibrate or --tokens-per-s tells",
+        )
     low, high = work.measured.rate
     shown = f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
     return Range(low, high), f"at {shown} tokens/s, measured in this run"
