@@ -167,4 +167,5 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     try:
         await asyncio.wait_for(process.wait(), END_S)
     except TimeoutError:
-        pass  # it hangs in the mount
+        # It hangs in the mount and cannot be killed: without this its pipes would stay open beyond the loop.
+        process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
