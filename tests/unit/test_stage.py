@@ -190,3 +190,15 @@ def test_the_manifest_holds_what_is_there(tmp_path: Path) -> None:
     }
     assert copy.manifest.source == str(model)
     staged.close()
+
+
+def test_a_copy_made_with_a_weaker_check_is_proved_when_a_stronger_one_is_asked_for(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", shards=1, size=2000)
+    (shard,) = model.glob("*.safetensors")
+    told = model / ".cache" / "huggingface" / "download" / f"{shard.name}.metadata"
+    told.parent.mkdir(parents=True)
+    told.write_text(f"commit\n{'0' * 64}\n0\n")
+    root = tmp_path / "root"
+    stage.stage(staging_config(model, root, verify="fast"), lambda text: None)
+    with pytest.raises(PreflightError, match=r"is not to be trusted: .* is damaged: its hash is"):
+        stage.stage(staging_config(model, root, verify="sha256"), lambda text: None)

@@ -82,10 +82,22 @@ def _bring(job: Copying, tell: Tell, halted: Halted) -> Staged:
         lease = Lease(job.target)  # first: from now on nobody removes what we find
         with ExitStack() as undo:
             undo.callback(lease.close)
-            if copies.find(root, job.name) is None:
+            found = copies.find(root, job.name)
+            if found is None:
                 _make(job, lock, tell, halted)
+            elif job.verify == "sha256" != found.manifest.verify:
+                _prove(job, lock, tell, halted)
             undo.pop_all()
         return Staged(job.final, job.target, lease, again)
+
+
+def _prove(job: Copying, lock: copies.Lock, tell: Tell, halted: Halted) -> None:
+    """A copy that was made with a weaker check than is asked for now."""
+    try:
+        _checked(job, lock, job.target, [], tell, halted)
+    except OSError as error:
+        fix = f"download that file again, then: tokenmill stage --remove {job.name}"
+        raise PreflightError(f"the copy {job.target} is not to be trusted: {error}", fix=fix) from error
 
 
 def _waits(job: Copying, tell: Tell, halted: Halted) -> Callable[[copies.Progress | None], None]:
