@@ -5,10 +5,13 @@ again, later each time. Only a start can be refused, where going on would pay tw
 """
 
 import asyncio
+import os
 import secrets
+import signal
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Literal
 
@@ -20,6 +23,7 @@ from tokenmill.config import Config
 from tokenmill.errors import GuardError, PreflightError, StoreError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.folder import RunFolder
+from tokenmill.machine import processes
 from tokenmill.progress import Progress
 from tokenmill.view import duration
 
@@ -37,6 +41,9 @@ MOST_WAIT_S = 3600.0
 
 END_S = 5.0
 """For a killed round to go; one that hangs in a mount cannot, and ends by itself when the mount answers."""
+
+READ_BYTES = 65536
+"""At a time from a round's pipe: a pipe's own size."""
 
 _REFUSALS = {kind.__name__: kind for kind in (UsageError, GuardError, StoreError)}
 
@@ -132,40 +139,77 @@ class Keeper:
     async def _visit(self, visit: Literal["begin", "round", "end"]) -> Reply:
         """One visit in a process of its own; its last reply, or why there is none."""
         order = Order(visit, str(self._folder.path), str(self._target), self._run, self._life, LEASES * self._every_s)
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tokenmill.backup.round", msgspec.json.encode(order).decode()),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        assert process.stderr is not None
+        words = [sys.executable, "-m", "tokenmill.backup.round", msgspec.json.encode(order).decode()]
         last: Reply | None = None
-        try:
-            while line := await asyncio.wait_for(process.stdout.readline(), STALL_S):
-                if line.strip():
-                    last = msgspec.json.decode(line, type=Reply)
-                    if last.kind == "warn":
-                        self._log.say("copy", last.text, "warn")
+
+        def hear(line: bytes) -> None:
+            nonlocal last
+            if line.strip():
+                last = msgspec.json.decode(line, type=Reply)
+                if last.kind == "warn":
+                    self._log.say("copy", last.text, "warn")
+
+        with tempfile.TemporaryFile() as errors:
+            try:
+                await _listen(words, errors.fileno(), hear)
+            except TimeoutError:
+                return Reply("TimeoutError", f"no sign of life for {duration(STALL_S)}")
             if last is not None:
                 return last
-            errors = (await asyncio.wait_for(process.stderr.read(), STALL_S)).decode("utf-8", "replace")
-            return Reply("CrashError", (errors.strip().splitlines() or ["the round ended without a word"])[-1])
-        except TimeoutError:
-            return Reply("TimeoutError", f"no sign of life for {duration(STALL_S)}")
-        finally:
-            await _end(process)
+            errors.seek(0)
+            said = errors.read().decode("utf-8", "replace").strip().splitlines()
+            return Reply("CrashError", said[-1] if said else "the round ended without a word")
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        try:
-            process.kill()
-        except ProcessLookupError:
-            pass
+async def _listen(words: list[str], errors: int, hear: Callable[[bytes], None]) -> None:
+    """Runs a command to its end and hands over its lines; raises TimeoutError after a silence of STALL_S.
+
+    A bare pid and a bare pipe: a process that hangs in a mount outlives the kill, and the loop. asyncio's transports
+    and Popen cannot be left behind in peace.
+    """
+    reading, writing = os.pipe()
     try:
-        await asyncio.wait_for(process.wait(), END_S)
+        actions = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, writing, 1),
+            (os.POSIX_SPAWN_DUP2, errors, 2),
+        ]
+        try:
+            pid = os.posix_spawn(words[0], words, os.environ, file_actions=actions, setsid=True)  # noqa: ASYNC221
+        finally:
+            os.close(writing)
+        try:
+            await _lines(reading, hear)
+        finally:
+            os.kill(pid, signal.SIGKILL)  # ours, and not reaped: the pid is its own still
+            await _reap(pid)
+    finally:
+        os.close(reading)
+
+
+async def _lines(pipe: int, hear: Callable[[bytes], None]) -> None:
+    loop, readable, rest = asyncio.get_running_loop(), asyncio.Event(), b""
+    loop.add_reader(pipe, readable.set)
+    try:
+        while True:
+            await asyncio.wait_for(readable.wait(), STALL_S)
+            readable.clear()
+            chunk = os.read(pipe, READ_BYTES)
+            if not chunk:
+                return
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                hear(line)
+    finally:
+        loop.remove_reader(pipe)
+
+
+async def _reap(pid: int) -> None:
+    """Waits END_S at most; one that hangs on is left to init."""
+    process = processes.identify(pid)
+    try:
+        if process is not None:
+            await asyncio.wait_for(processes.ended(process), END_S)
     except TimeoutError:
-        # It hangs in the mount and cannot be killed: without this its pipes would stay open beyond the loop.
-        process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
+        return
+    os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222  (returns at once)
