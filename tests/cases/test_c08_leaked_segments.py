@@ -88,4 +88,4 @@ def test_a_few_forgotten_semaphores_are_not_worth_a_word(tmp_path: Path) -> None
 def test_a_server_that_dies_of_full_shared_memory_says_so() -> None:
     tail = ["OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'"]
     failure = match_rules(COMMON_RULES, tail, 1)
-    assert (failure.kind, failure.cause) == (FailureKind.OCCUPIED, "shared memory (/dev/shm) is full")
+    assert (failure.kind, failure.cause) == (FailureKind.SHM, "shared memory (/dev/shm) is full")

@@ -31,6 +31,7 @@ from tokenmill.core.server import (
     ProbeGeneration,
     ProbePassed,
     Progress,
+    Restart,
     RunCanary,
     Server,
     Spawn,
@@ -168,15 +169,16 @@ def _fail(server: Server, failure: Failure, now: float) -> Step:
     good = server.state in SERVING and server.ready_at is not None and now - server.ready_at >= GOOD_WHILE
     first = server.timing.backoff
     backoff = first if good else server.next_backoff or first
-    if failure.kind is FailureKind.CONFIG and server.ready_at is not None:
+    never = failure.restart is Restart.NEVER and failure.kind is not FailureKind.WRONG_MODE
+    if never and server.ready_at is not None:
         failure = replace(failure, kind=FailureKind.CRASH)  # it has worked with this config
     server = replace(server, failure=failure)
     actions: tuple[Action, ...] = (Withdraw(), Kill()) if server.owned else (Withdraw(),)
     if not server.owned and failure.kind is not FailureKind.WRONG_MODE:
         server = replace(_enter(server, State.BACKOFF, now), retry_at=now + first, gone=True)
         return server, (*actions, Tell(f"set aside: {failure}", failure))
-    out_of_memory = server.memory_failures + (failure.kind is FailureKind.MEMORY)
-    if failure.kind in (FailureKind.CONFIG, FailureKind.WRONG_MODE) or out_of_memory > 1:
+    out_of_memory = server.memory_failures + (failure.restart in (Restart.ONCE, Restart.LESS_MEMORY))
+    if failure.restart is Restart.NEVER or out_of_memory > 1:
         server = replace(_enter(server, State.FAILED, now), memory_failures=out_of_memory, gone=not server.owned)
         return server, (*actions, Tell(f"failed: {failure}", failure))
     charged = (*(t for t in server.charged if now - t < HOUR), now)

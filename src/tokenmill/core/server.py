@@ -4,6 +4,7 @@ PENDING → STARTING → ANSWERING → CANARY → READY ⇄ SUSPECT → STOPPING
 BACKOFF (a restart is scheduled) · FAILED (restarting cannot help) · QUARANTINED (failed too often; tried hourly)
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -29,16 +30,67 @@ WAITING = frozenset({State.BACKOFF, State.QUARANTINED})
 
 
 class FailureKind(StrEnum):
-    """Decides the restart: see `step`."""
+    """What became of a server. `RESTARTS` says what may be done about it."""
 
-    CONFIG = "config"  # a flag, a model, a version: never restarted
-    WRONG_MODE = "wrong_mode"  # answers, but not in this run's thinking mode: never restarted
-    PORT = "port"  # restarted at once, with other ports
-    OCCUPIED = "occupied"  # the GPU or shared memory held something: restarted after reaping
-    MEMORY = "memory"  # restarted once at most
-    CRASH = "crash"  # restarted with back-off
-    HANG = "hang"  # restarted with back-off
-    UNREACHABLE = "unreachable"  # a server of someone else's: probed again
+    FLAG = "bad_flag"  # the engine does not know a flag, or not its value
+    VERSION = "version_mismatch"  # the environment's packages do not fit each other
+    GPU_UNSUPPORTED = "unsupported_gpu"  # the kernels were not built for this card
+    MODEL = "model"  # files of the model are missing, broken, or of a kind that this version does not know
+    CONFIG = "config"  # anything else that is set wrongly
+    WRONG_MODE = "wrong_mode"  # answers, but not in this run's thinking mode
+    MEMORY_WEIGHTS = "out_of_memory_weights"
+    MEMORY_KV = "out_of_memory_kv"  # the weights leave too little: raise the fraction, or shorten the context
+    MEMORY_GRAPHS = "out_of_memory_graphs"  # the fraction leaves too little: lower it
+    MEMORY = "out_of_memory"  # while it generated
+    OCCUPIED = "gpu_occupied"  # somebody else holds the card's memory
+    PORT = "port_taken"
+    CHILD = "child_died"  # a process of it died in the start, and its own words do not say why
+    DEVICE = "device_fault"
+    WATCHDOG = "watchdog"  # its own watchdog ended it
+    CRASH = "crash"
+    HANG = "hang"
+    SHM = "shm_full"
+    DISK = "disk_full"
+    STORAGE = "storage"  # the files it needs cannot be read now: a mount that is away
+    UNREACHABLE = "unreachable"  # a server of someone else's
+    UNKNOWN = "unknown"
+
+
+class Restart(StrEnum):
+    """What may be done about a failure."""
+
+    NEVER = "never"  # a restart would end alike
+    OTHER_PORTS = "other_ports"  # at once
+    LESS_MEMORY = "less_memory"  # once, with a lower fraction for all servers alike
+    ONCE = "once"  # once at most, with back-off
+    BACKOFF = "backoff"  # with back-off, within the budget
+    WAIT = "wait"  # the surroundings' fault: with back-off, never charged
+
+
+RESTARTS: Mapping[FailureKind, Restart] = {
+    FailureKind.FLAG: Restart.NEVER,
+    FailureKind.VERSION: Restart.NEVER,
+    FailureKind.GPU_UNSUPPORTED: Restart.NEVER,
+    FailureKind.MODEL: Restart.NEVER,
+    FailureKind.CONFIG: Restart.NEVER,
+    FailureKind.WRONG_MODE: Restart.NEVER,
+    FailureKind.MEMORY_WEIGHTS: Restart.ONCE,  # a leftover may have held the memory, and it is reaped
+    FailureKind.MEMORY_KV: Restart.NEVER,
+    FailureKind.MEMORY_GRAPHS: Restart.LESS_MEMORY,
+    FailureKind.MEMORY: Restart.ONCE,
+    FailureKind.OCCUPIED: Restart.BACKOFF,
+    FailureKind.PORT: Restart.OTHER_PORTS,
+    FailureKind.CHILD: Restart.BACKOFF,
+    FailureKind.DEVICE: Restart.ONCE,  # a card that faults twice is not to be trusted
+    FailureKind.WATCHDOG: Restart.BACKOFF,
+    FailureKind.CRASH: Restart.BACKOFF,
+    FailureKind.HANG: Restart.BACKOFF,
+    FailureKind.SHM: Restart.BACKOFF,
+    FailureKind.DISK: Restart.WAIT,
+    FailureKind.STORAGE: Restart.WAIT,
+    FailureKind.UNREACHABLE: Restart.WAIT,
+    FailureKind.UNKNOWN: Restart.BACKOFF,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +102,10 @@ class Failure:
     fix: str = ""
     lines: tuple[str, ...] = ()
     exit_code: int | None = None
+
+    @property
+    def restart(self) -> Restart:
+        return RESTARTS[self.kind]
 
     def __str__(self) -> str:
         code = "" if self.exit_code is None else f" (exit code {self.exit_code})"

@@ -363,7 +363,7 @@ COMMON_RULES: tuple[Rule, ...] = (
     ),
     (
         r"No space left on device.*(?:/dev/shm|shm)|(?:/dev/shm|shm).*No space left on device|SIGBUS",
-        FailureKind.OCCUPIED,
+        FailureKind.SHM,
         "shared memory (/dev/shm) is full",
         "df -h /dev/shm; ls -l /dev/shm",
     ),
