@@ -146,7 +146,7 @@ def test_what_is_put_together_is_found_again(reasoning: str, content: str, finis
     ("tail", "code", "kind", "cause"),
     [
         (["OSError: [Errno 98] Address already in use"], 1, FailureKind.PORT, "a port was taken by another process"),
-        (["OSError: No space left on device: '/dev/shm/x'"], 1, FailureKind.OCCUPIED, "shared memory"),
+        (["OSError: No space left on device: '/dev/shm/x'"], 1, FailureKind.SHM, "shared memory"),
         (["OSError: [Errno 28] No space left on device"], 1, FailureKind.CONFIG, "a disk is full"),
         (["ModuleNotFoundError: No module named 'x'"], 1, FailureKind.CONFIG, "lacks a package"),
         (["some words"], 1, FailureKind.CRASH, "it died"),
