@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tokenmill.core import server as core
-from tokenmill.core.lifecycle import QUARANTINE, IllegalEvent, step
+from tokenmill.core.lifecycle import HOUR, QUARANTINE, STORY, IllegalEvent, step
 from tokenmill.core.server import LIVE, Failure, FailureKind, Server, State, Timing
 
 TIMING = Timing(
@@ -64,13 +64,10 @@ def test_an_adopted_server_is_watched_and_takes_the_same_canary() -> None:
 @pytest.mark.parametrize(
     ("before", "early"),
     [
-        ((), core.Answered()),
-        ((), core.CanaryPassed()),
-        (UP[:1], core.Healthy()),
-        (UP[:1], core.CanaryPassed()),
-        (UP[:2], core.CanaryPassed()),
-        (UP[:2], core.ProbePassed()),
+        (UP[:2], core.Answered()),
+        (UP, core.ProbePassed()),
         (UP, core.Healthy()),
+        (UP, core.Hold()),
         ((*UP, core.Stop()), CRASH),
         ((*UP, CRASH), core.CanaryPassed()),
     ],
@@ -81,10 +78,29 @@ def test_what_does_not_fit_a_state_is_ignored(before: tuple[core.Event, ...], ea
     assert (after.state, actions) == (server.state, [])
 
 
-@pytest.mark.parametrize("event", [core.Launch(), core.Adopt()])
-def test_a_second_start_is_a_bug_of_ours_and_tells_the_story(event: core.Event) -> None:
-    with pytest.raises(IllegalEvent, match=r"(?s)server 0: .* in state ready.*CanaryPassed"):
-        step(ready(), event, 9.0)
+@pytest.mark.parametrize(
+    ("before", "event"),
+    [
+        (UP, core.Launch()),
+        (UP, core.Adopt()),
+        (UP[:1], core.Healthy()),
+        (UP[:1], core.CanaryPassed()),
+        (UP[:2], core.CanaryPassed()),
+        (UP[:2], core.ProbePassed()),
+        ((), core.Answered()),
+    ],
+)
+def test_what_cannot_happen_is_a_bug_of_ours_and_tells_the_story(
+    before: tuple[core.Event, ...], event: core.Event
+) -> None:
+    server, _ = play(NEW, *before)
+    told = "".join(rf".*{type(earlier).__name__}" for earlier in before)
+    with pytest.raises(IllegalEvent, match=rf"(?s)server 0: .* in state {server.state}{told}"):
+        step(server, event, 9.0)
+    many = replace(server, story=tuple(f"event {number}" for number in range(50)))
+    with pytest.raises(IllegalEvent) as told_last:
+        step(many, event, 9.0)
+    assert str(told_last.value).count("\n  ") == STORY
 
 
 def test_phases_are_shown_and_count_as_progress() -> None:
@@ -166,6 +182,82 @@ def test_out_of_memory_is_restarted_once() -> None:
     assert server.state is State.BACKOFF
     server, _ = play(server, core.Tick(), failed(FailureKind.MEMORY), at=5.0)
     assert server.state is State.FAILED
+
+
+def test_out_of_memory_is_forgotten_after_thirty_good_minutes() -> None:
+    server, _ = play(ready(), failed(FailureKind.MEMORY), core.Gone())
+    server, _ = play(server, core.Tick(), *UP[1:], at=5.0)
+    assert play(server, failed(FailureKind.MEMORY), at=4000.0)[0].state is State.BACKOFF
+
+
+def test_graphs_that_run_out_of_memory_are_tried_again_only_with_less() -> None:
+    oom = Failure(FailureKind.MEMORY_GRAPHS, "out of memory")
+    server, _ = play(NEW, core.Launch())
+    again, actions = play(server, core.Failed(oom, mended="mem-fraction-static 0.90 → 0.85"), core.Gone())
+    assert again.retry_at == 0.0
+    _, actions = play(server, core.Failed(oom, mended="mem-fraction-static 0.90 → 0.85"))
+    assert "mem-fraction-static 0.90 → 0.85 for all servers" in str(actions)
+    assert play(again, core.Tick(), core.Failed(oom))[0].state is State.FAILED
+
+
+def test_a_card_that_faults_twice_is_quarantined() -> None:
+    server, _ = play(ready(), failed(FailureKind.DEVICE), core.Gone())
+    assert server.state is State.BACKOFF
+    server, _ = play(server, core.Tick(), failed(FailureKind.DEVICE), at=5.0)
+    assert server.state is State.QUARANTINED
+
+
+def test_a_place_that_does_not_come_back_is_quarantined() -> None:
+    server, _ = play(ready(), CRASH, core.Gone("GPU 3: 61,000 MiB did not come back"), at=9.0)
+    assert (server.state, server.retry_at) == (State.QUARANTINED, 9.0 + QUARANTINE)
+
+
+def test_what_cannot_be_ended_holds_nobody_up() -> None:
+    server, _ = play(ready(), CRASH)
+    server, _ = play(server, core.Tick(), at=TIMING.stop_timeout + 1)
+    assert (server.state, server.gone) == (State.QUARANTINED, True)
+    server, _ = play(ready(), core.Stop())
+    assert play(server, core.Tick(), at=TIMING.stop_timeout + 1)[0].state is State.STOPPED
+
+
+# -- the surroundings --------------------------------------------------------------------------------------------------
+def test_what_the_surroundings_did_is_not_charged_and_waits_for_its_turn() -> None:
+    server, _ = play(ready(), CRASH, core.Gone(), core.Hold(), at=10.0)
+    assert (server.state, server.held, server.charged) == (State.BACKOFF, True, ())
+    assert play(server, core.Tick(), at=10.0 + HOUR - 1)[1] == []
+    assert kinds(play(server, core.Tick(), at=10.0 + HOUR)[1]) == [core.Spawn]
+    assert kinds(play(server, core.Release(), core.Tick(), at=20.0)[1]) == [core.Spawn]
+
+
+@pytest.mark.parametrize("kind", [FailureKind.STORAGE, FailureKind.DISK])
+def test_a_mount_that_is_away_costs_no_restart(kind: FailureKind) -> None:
+    assert waits(kind, 20)[-1] == 300
+    server, _ = play(ready(), failed(kind))
+    assert server.charged == ()
+
+
+# -- the phases of a start ---------------------------------------------------------------------------------------------
+def test_the_time_of_each_phase_is_kept() -> None:
+    server, _ = play(NEW, core.Launch())
+    for at, event in enumerate((core.PhaseSeen("weights", 6.0), core.PhaseSeen("weights", 60.0), *UP[1:]), 1):
+        server, _ = step(server, event, at * 10.0)
+    assert server.phases == (("begin", 10.0), ("weights", 30.0), ("canary", 10.0))
+
+
+def test_a_phase_that_spins_ends_at_its_own_limit() -> None:
+    server = Server(0, replace(TIMING, phases={"distributed": 300.0}))
+    server, _ = play(server, core.Launch(), core.PhaseSeen("distributed", 5.0))
+    server, _ = play(server, core.Progress(strong=False), core.Tick(), at=300.0)
+    assert server.state is State.STARTING
+    server, _ = play(server, core.Progress(strong=False), core.Tick(), at=301.0)
+    assert server.failure is not None
+    assert server.failure.cause == "longer than 300 s at distributed 5%, which never takes so long"
+
+
+def test_one_try_an_hour_after_a_quarantine() -> None:
+    server = replace(ready(), probation=True)
+    assert play(server, CRASH)[0].state is State.QUARANTINED
+    assert play(server, CRASH, at=4000.0)[0].state is State.BACKOFF
 
 
 def test_thirty_good_minutes_reset_the_back_off() -> None:

@@ -7,8 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tokenmill.core import server as core
-from tokenmill.core.lifecycle import HOUR, step
-from tokenmill.core.server import LIVE, SERVING, Failure, FailureKind, Server, State, Timing
+from tokenmill.core.lifecycle import HOUR, IllegalEvent, meaning, step
+from tokenmill.core.server import FINAL, LIVE, SERVING, Failure, FailureKind, Server, State, Timing
 
 TIMING = Timing(restarts_per_hour=2, backoff=1)
 FAILURES = [Failure(kind, "as scripted") for kind in FailureKind]
@@ -20,6 +20,10 @@ EVENTS: list[core.Event] = [
     core.Progress(strong=True),
     core.Progress(strong=False),
     core.PhaseSeen("weights", 50.0),
+    core.Hold(),
+    core.Release(),
+    core.Gone("its memory did not come back"),
+    core.Failed(Failure(FailureKind.MEMORY_GRAPHS, "as scripted"), mended="less"),
     *(core.Failed(failure) for failure in FAILURES),
     *(core.ProbeFailed(FAILURES[0], burning) for burning in (True, False)),
 ]
@@ -39,6 +43,10 @@ def lives(
     server, at, found = Server(0, TIMING, owned=owned), 0.0, []
     for event, pause in [(start, 0.0), *steps]:
         at += pause
+        if meaning(server.state, type(event)) == "illegal":
+            with pytest.raises(IllegalEvent):
+                step(server, event, at)
+            continue
         after, actions = step(server, event, at)
         found.append((server, event, after, actions, at))
         server = after
@@ -68,23 +76,33 @@ def test_nothing_is_done_after_stopped(start: core.Event, steps: Steps, rest: St
 
 
 @MANY
-@given(start=STARTS, steps=STEPS)
-def test_every_live_state_ends_by_ticks_alone(start: core.Event, steps: Steps) -> None:
-    *_, (_, _, server, _, at) = lives(start, steps)
-    assume(server.state in LIVE)
-    deadline = at + TIMING.start_timeout + TIMING.canary_timeout + TIMING.stall_timeout + TIMING.suspect_timeout
-    while server.state in LIVE:
-        at += 300.0
+@given(start=STARTS, steps=STEPS, owned=st.booleans())
+def test_every_state_but_the_last_ones_ends_by_ticks_alone(start: core.Event, steps: Steps, owned: bool) -> None:
+    *_, (_, _, first, _, at) = lives(start, steps, owned=owned or start == core.Adopt())
+    assume(first.state not in FINAL)
+    longest = max(TIMING.start_timeout, TIMING.canary_timeout, TIMING.stall_timeout + TIMING.suspect_timeout, HOUR)
+    server, deadline = first, at + longest + TIMING.stop_timeout + 300.0
+    while (server.state, server.life) == (first.state, first.life):
+        at += 100.0
         assert at < deadline
         server, _ = step(server, core.Tick(busy=True), at)
+        if server.state in SERVING and first.state in SERVING:
+            first = replace(first, state=server.state)  # both have the one deadline
 
 
 @MANY
 @given(start=STARTS, steps=STEPS)
 def test_restarts_stay_within_the_hours_budget(start: core.Event, steps: Steps) -> None:
-    told = [at for before, _, after, _, at in lives(start, steps) if _is_restart(before, after)]
+    counted = [(event, pause) for event, pause in steps if not _is_the_surroundings(event)]
+    told = [at for before, _, after, _, at in lives(start, counted) if _is_restart(before, after)]
     for at in told:
         assert sum(at - HOUR < other <= at for other in told) <= TIMING.restarts_per_hour
+
+
+def _is_the_surroundings(event: core.Event) -> bool:
+    return isinstance(event, core.Hold) or (
+        isinstance(event, core.Failed) and event.failure.restart is core.Restart.WAIT
+    )
 
 
 def _is_restart(before: Server, after: Server) -> bool:
@@ -110,8 +128,20 @@ def test_a_life_is_ended_before_the_next_one_begins(start: core.Event, steps: St
             assert core.Withdraw() in actions
 
 
-@pytest.mark.parametrize("event", [*EVENTS, core.Stop()], ids=repr)
-def test_no_event_raises_in_any_state(event: core.Event) -> None:
+EVERY: list[core.Event] = [*EVENTS, core.Launch(), core.Adopt(), core.Stop(), core.Gone("held")]
+
+
+@pytest.mark.parametrize("event", EVERY, ids=repr)
+def test_every_pair_of_state_and_event_is_defined(event: core.Event) -> None:
     for state in State:
         for owned in (True, False):
-            step(replace(Server(0, TIMING, owned=owned), state=state), event, 10.0)
+            server = replace(Server(0, TIMING, owned=owned), state=state, gone=state not in LIVE)
+            match meaning(state, type(event)):
+                case "illegal":
+                    with pytest.raises(IllegalEvent):
+                        step(server, event, 10.0)
+                case "late":
+                    after, actions = step(server, event, 10.0)
+                    assert (after.state, actions) == (state, ())
+                case "taken":
+                    step(server, event, 10.0)

@@ -2,11 +2,16 @@
 
 Process exit, probes and progress decide; log text only explains. `now` is any steadily growing number of seconds.
 A server that tokenmill did not launch (`owned=False`) is never spawned or killed: it is set aside and probed again.
-Every live state has a deadline: start_timeout and stall_timeout before READY, stall_timeout and then suspect_timeout
-with work in flight after it.
+
+Every (state, event) pair is defined (`meaning`): taken, late, or illegal. Every state but PENDING and the final ones
+has a deadline that ticks alone bring about: start_timeout, stall_timeout and the phase's own limit before the canary,
+canary_timeout in it; with work in flight stall_timeout and then suspect_timeout; stop_timeout for whatever is being
+ended; `retry_at` for what waits.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 from tokenmill.core.server import (
     FINAL,
@@ -24,6 +29,7 @@ from tokenmill.core.server import (
     FailureKind,
     Gone,
     Healthy,
+    Hold,
     Kill,
     Launch,
     PhaseSeen,
@@ -31,6 +37,7 @@ from tokenmill.core.server import (
     ProbeGeneration,
     ProbePassed,
     Progress,
+    Release,
     Restart,
     RunCanary,
     Server,
@@ -48,47 +55,98 @@ from tokenmill.errors import TokenmillError
 Step = tuple[Server, tuple[Action, ...]]
 
 BACKOFF_MOST = 60.0  # times the first: a server that comes back after an outage waits 5 minutes at most
-GOOD_WHILE = 1800.0  # 30 good minutes reset the back-off
+GOOD_WHILE = 1800.0  # 30 good minutes: what failed before them is forgotten
 QUARANTINE = 3600.0  # seconds until a server that failed too often is tried again
 HOUR = 3600.0
 STORY = 20  # events that an error carries
+
+Meaning = Literal["taken", "late", "illegal"]
+
+_ALL = frozenset(State)
+_BEGUN = _ALL - {State.PENDING}
+_STARTING = frozenset({State.STARTING, State.ANSWERING})
+
+_TAKEN: Mapping[type, frozenset[State]] = {
+    Launch: frozenset({State.PENDING}),
+    Adopt: frozenset({State.PENDING}),
+    PhaseSeen: _STARTING,
+    Progress: LIVE,
+    Answered: frozenset({State.STARTING}),
+    Healthy: frozenset({State.ANSWERING}),
+    CanaryPassed: frozenset({State.CANARY}),
+    ProbePassed: frozenset({State.SUSPECT}),
+    ProbeFailed: frozenset({State.SUSPECT}),
+    Failed: LIVE,
+    Tick: _ALL,
+    Stop: _ALL - FINAL - {State.STOPPING},
+    Gone: _BEGUN - LIVE,
+    Hold: WAITING,
+    Release: WAITING,
+}
+_LATE: Mapping[type, frozenset[State]] = {
+    PhaseSeen: _BEGUN,
+    Progress: _BEGUN,
+    Answered: _BEGUN,
+    Healthy: _BEGUN - {State.STARTING},
+    CanaryPassed: _BEGUN - _STARTING,
+    ProbePassed: _BEGUN - _STARTING - {State.CANARY},
+    ProbeFailed: _BEGUN - _STARTING - {State.CANARY},
+    Failed: _BEGUN,
+    Stop: FINAL | {State.STOPPING},
+    Gone: LIVE,
+    Hold: _BEGUN,
+    Release: _BEGUN,
+}
 
 
 class IllegalEvent(TokenmillError):
     """A bug of ours: an event that cannot happen in this state; carries the server's last events."""
 
 
+def meaning(state: State, event: type) -> Meaning:
+    """What an event means in a state: it is acted on, it comes too late and is ignored, or it cannot happen."""
+    if state in _TAKEN[event]:
+        return "taken"
+    return "late" if state in _LATE.get(event, ()) else "illegal"
+
+
 def step(server: Server, event: Event, now: float) -> Step:
-    """The next state and what to do. Events that come too late for a state are ignored; impossible ones raise."""
+    """The next state and what to do; raises IllegalEvent."""
     told = server if isinstance(event, Tick | Progress) else _remember(server, event, now)
+    match meaning(told.state, type(event)):
+        case "taken":
+            return _take(told, event, now)
+        case "late":
+            return told, ()
+        case "illegal":
+            story = "\n  ".join(told.story)
+            raise IllegalEvent(f"server {told.index}: {event} in state {told.state}; its last events:\n  {story}")
+
+
+def _take(server: Server, event: Event, now: float) -> Step:
     match event:
         case Tick():
-            return _tick(told, event, now)
+            return _tick(server, event, now)
         case Stop():
-            return _stop(told, now)
+            return _stop(server, now)
         case Gone():
-            return _gone(told, now)
-        case Failed(failure):
-            return _fail(told, failure, now) if told.state in LIVE else (told, ())
+            return _gone(server, event, now)
+        case Failed():
+            return _fail(server, event.failure, now, event.mended)
         case Launch():
-            return _launch(told, now)
+            return _start(server, now)
         case Adopt():
-            return _adopt(told, now)
-        case _ if told.state not in LIVE:
-            return told, ()  # the last words of a life that has ended
-        case PhaseSeen(name, percent):
-            # Target and draft print the same lines: what was reached stays reached.
-            return replace(told, phase=name, percent=max(percent, told.percent), progress_at=now), ()
+            return _adopt(server, now), (Watch(),)
+        case PhaseSeen():
+            return _phase(server, event, now), ()
         case Progress(strong):
-            return _progress(told, strong, now)
-        case Answered():
-            return _answered(told, now)
-        case Healthy():
-            return _healthy(told, now)
-        case CanaryPassed():
-            return _canary_passed(told, now)
+            return _progress(server, strong, now)
+        case Answered() | Healthy() | CanaryPassed():
+            return _up(server, event, now)
         case ProbePassed() | ProbeFailed():
-            return _probed(told, event, now) if told.state is State.SUSPECT else (told, ())
+            return _probed(server, event, now)
+        case Hold() | Release():
+            return _surroundings(server, event, now), ()
 
 
 def _remember(server: Server, event: Event, now: float) -> Server:
@@ -99,25 +157,51 @@ def _enter(server: Server, state: State, now: float) -> Server:
     return replace(server, state=state, since=now, progress_at=now)
 
 
-def _launch(server: Server, now: float) -> Step:
-    if server.state is not State.PENDING:
-        return _illegal(server, "Launch")
-    return _start(server, now)
-
-
 def _start(server: Server, now: float) -> Step:
     life = server.life + 1
     fresh = server.fresh_ports
-    server = replace(server, life=life, phase="", percent=0.0, started_at=now, gone=False, fresh_ports=False)
+    server = replace(
+        server,
+        life=life,
+        phase="",
+        phase_since=now,
+        percent=0.0,
+        phases=(),
+        started_at=now,
+        gone=False,
+        held=False,
+        fresh_ports=False,
+    )
     action: Action = Spawn(life, fresh) if server.owned else Watch()
     return _enter(server, State.STARTING, now), (action,)
 
 
-def _adopt(server: Server, now: float) -> Step:
-    if server.state is not State.PENDING or not server.owned:
-        return _illegal(server, "Adopt")
-    server = replace(server, life=1, started_at=now, gone=False)
-    return _enter(server, State.STARTING, now), (Watch(),)
+def _adopt(server: Server, now: float) -> Server:
+    return _enter(
+        replace(server, life=1, started_at=now, phase_since=now, gone=False),
+        State.STARTING,
+        now,
+    )
+
+
+def _up(server: Server, event: Answered | Healthy | CanaryPassed, now: float) -> Step:
+    match event:
+        case Answered():
+            return _enter(server, State.ANSWERING, now), ()
+        case Healthy():
+            return _phase(_enter(server, State.CANARY, now), PhaseSeen("canary", 100.0), now), (RunCanary(),)
+        case CanaryPassed():
+            ready = _phase(_enter(server, State.READY, now), PhaseSeen("", 100.0), now)
+            return replace(ready, ready_at=now), (Admit(),)
+
+
+def _phase(server: Server, seen: PhaseSeen, now: float) -> Server:
+    """What was reached stays reached; the time until the first phase is the process's own beginning."""
+    server = replace(server, percent=max(seen.percent, server.percent), progress_at=now)
+    if seen.name == server.phase:
+        return server
+    ended = (server.phase or "begin", now - server.phase_since)
+    return replace(server, phase=seen.name, phase_since=now, phases=(*server.phases, ended))
 
 
 def _progress(server: Server, strong: bool, now: float) -> Step:
@@ -129,27 +213,8 @@ def _progress(server: Server, strong: bool, now: float) -> Step:
     return server, ()
 
 
-def _answered(server: Server, now: float) -> Step:
-    if server.state is not State.STARTING:
-        return server, ()
-    return _enter(server, State.ANSWERING, now), ()
-
-
-def _healthy(server: Server, now: float) -> Step:
-    if server.state is not State.ANSWERING:
-        return server, ()
-    return replace(_enter(server, State.CANARY, now), phase="canary", percent=100.0), (RunCanary(),)
-
-
-def _canary_passed(server: Server, now: float) -> Step:
-    if server.state is not State.CANARY:
-        return server, ()
-    return replace(_enter(server, State.READY, now), phase="", ready_at=now), (Admit(),)
-
-
+# -- the end of a life -------------------------------------------------------------------------------------------------
 def _stop(server: Server, now: float) -> Step:
-    if server.state in FINAL or server.state is State.STOPPING:
-        return server, ()
     if server.state in LIVE and not server.owned:
         return replace(_enter(server, State.STOPPED, now), gone=True), (Withdraw(),)
     if server.state in LIVE:
@@ -159,57 +224,133 @@ def _stop(server: Server, now: float) -> Step:
     return _enter(server, State.STOPPED, now), ()
 
 
-def _gone(server: Server, now: float) -> Step:
+def _gone(server: Server, gone: Gone, now: float) -> Step:
     server = replace(server, gone=True)
-    return (_enter(server, State.STOPPED, now), ()) if server.state is State.STOPPING else (server, ())
+    if server.state is State.STOPPING:
+        return _enter(server, State.STOPPED, now), ()
+    if gone.trouble and server.state in WAITING:
+        return _quarantine(server, f"{gone.trouble}: nothing is started there for 1 h", now)
+    return server, ()
 
 
-def _fail(server: Server, failure: Failure, now: float) -> Step:
+def _fail(server: Server, failure: Failure, now: float, mended: str = "") -> Step:
     """A life has ended: withdraw, kill, then decide when and whether to start again."""
-    good = server.state in SERVING and server.ready_at is not None and now - server.ready_at >= GOOD_WHILE
-    first = server.timing.backoff
-    backoff = first if good else server.next_backoff or first
-    never = failure.restart is Restart.NEVER and failure.kind is not FailureKind.WRONG_MODE
-    if never and server.ready_at is not None:
+    if server.state in SERVING and server.ready_at is not None and now - server.ready_at >= GOOD_WHILE:
+        server = replace(server, next_backoff=0.0, probation=False, once_failed=frozenset())
+    if _is_of_the_config(failure) and server.ready_at is not None:
         failure = replace(failure, kind=FailureKind.CRASH)  # it has worked with this config
     server = replace(server, failure=failure)
-    actions: tuple[Action, ...] = (Withdraw(), Kill()) if server.owned else (Withdraw(),)
-    if not server.owned and failure.kind is not FailureKind.WRONG_MODE:
-        server = replace(_enter(server, State.BACKOFF, now), retry_at=now + first, gone=True)
-        return server, (*actions, Tell(f"set aside: {failure}", failure))
-    out_of_memory = server.memory_failures + (failure.restart in (Restart.ONCE, Restart.LESS_MEMORY))
-    if failure.restart is Restart.NEVER or out_of_memory > 1:
-        server = replace(_enter(server, State.FAILED, now), memory_failures=out_of_memory, gone=not server.owned)
-        return server, (*actions, Tell(f"failed: {failure}", failure))
-    charged = (*(t for t in server.charged if now - t < HOUR), now)
-    server = replace(
-        server, charged=charged, memory_failures=out_of_memory, fresh_ports=failure.kind is FailureKind.PORT
-    )
-    if len(charged) > server.timing.restarts_per_hour:
-        server = replace(_enter(server, State.QUARANTINED, now), retry_at=now + QUARANTINE, charged=())
-        return server, (
-            *actions,
-            Tell(f"failed {len(charged)} times in an hour; tried again in 1 h: {failure}", failure),
-        )
-    wait = 0.0 if failure.kind is FailureKind.PORT else backoff
-    doubled = min(backoff * 2, first * BACKOFF_MOST)
+    ending: tuple[Action, ...] = (Withdraw(), Kill()) if server.owned else (Withdraw(),)
+    server, actions = _after(server, failure, mended, now)
+    return replace(server, gone=not server.owned), (*ending, *actions)
+
+
+def _is_of_the_config(failure: Failure) -> bool:
+    return failure.restart is Restart.NEVER and failure.kind is not FailureKind.WRONG_MODE
+
+
+def _after(server: Server, failure: Failure, mended: str, now: float) -> Step:
+    """Whether and when it is started again."""
+    match failure.restart:
+        case _ if not server.owned and failure.kind is not FailureKind.WRONG_MODE:
+            server = replace(_enter(server, State.BACKOFF, now), retry_at=now + server.timing.backoff)
+            return server, (Tell(f"set aside: {failure}", failure),)
+        case Restart.NEVER:
+            return _give_up(server, failure, now)
+        case Restart.WAIT:
+            return _back_off(server, failure, now)
+        case Restart.OTHER_PORTS:
+            server = replace(_enter(server, State.BACKOFF, now), retry_at=now, fresh_ports=True)
+            told = Tell(f"{failure}; started again at once, on other ports", failure)
+        case Restart.LESS_MEMORY if not mended:
+            return _give_up(server, failure, now)
+        case Restart.LESS_MEMORY:
+            server = replace(_enter(server, State.BACKOFF, now), retry_at=now)
+            told = Tell(f"{failure}; started again at once, with {mended} for all servers", failure)
+        case Restart.ONCE if failure.kind in server.once_failed:
+            return _once_more(server, failure, now)
+        case Restart.ONCE:
+            server, (told,) = _back_off(server, failure, now)
+            server = replace(server, once_failed=server.once_failed | {failure.kind})
+        case Restart.BACKOFF:
+            server, (told,) = _back_off(server, failure, now)
+    return _charge(server, told, now)
+
+
+def _give_up(server: Server, failure: Failure, now: float) -> Step:
+    return _enter(server, State.FAILED, now), (Tell(f"failed: {failure}", failure),)
+
+
+def _once_more(server: Server, failure: Failure, now: float) -> Step:
+    """The second time: a card may recover, too little memory stays too little."""
+    if failure.kind is FailureKind.DEVICE:
+        return _quarantine(server, f"a second time: {failure}; tried again in 1 h", now)
+    return _give_up(server, failure, now)
+
+
+def _back_off(server: Server, failure: Failure, now: float) -> tuple[Server, tuple[Tell]]:
+    first = server.timing.backoff
+    wait = server.next_backoff or first
+    doubled = min(wait * 2, first * BACKOFF_MOST)
     server = replace(_enter(server, State.BACKOFF, now), retry_at=now + wait, next_backoff=doubled)
-    then = f"started again in {wait:.0f} s" if wait else "started again at once, on other ports"
-    return server, (*actions, Tell(f"{failure}; {then}", failure))
+    return server, (Tell(f"{failure}; started again in {wait:.0f} s", failure),)
 
 
+def _charge(server: Server, told: Tell, now: float) -> Step:
+    """Quarantined where the hour's budget is used up."""
+    charged = (*(t for t in server.charged if now - t < HOUR), now)
+    if server.probation:
+        return _quarantine(server, f"failed again after its quarantine; tried again in 1 h: {server.failure}", now)
+    if len(charged) > server.timing.restarts_per_hour:
+        words = f"failed {len(charged)} times in an hour; tried again in 1 h: {server.failure}"
+        return _quarantine(server, words, now)
+    return replace(server, charged=charged), (told,)
+
+
+def _quarantine(server: Server, words: str, now: float) -> Step:
+    server = replace(
+        _enter(server, State.QUARANTINED, now), retry_at=now + QUARANTINE, charged=(), probation=True, held=False
+    )
+    return server, (Tell(words, server.failure),)
+
+
+def _surroundings(server: Server, event: Hold | Release, now: float) -> Server:
+    """Held: not charged, and tried after an hour even if nobody releases it."""
+    if isinstance(event, Release):
+        return replace(server, held=False, retry_at=now)
+    return replace(
+        _enter(server, State.BACKOFF, now), held=True, retry_at=now + HOUR, charged=server.charged[:-1], probation=False
+    )
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
 def _tick(server: Server, tick: Tick, now: float) -> Step:
+    if not server.gone and server.state not in LIVE and now - server.since > server.timing.stop_timeout:
+        return _gone(server, Gone(f"its processes could not be ended in {server.timing.stop_timeout:.0f} s"), now)
+    match server.state:
+        case State.BACKOFF | State.QUARANTINED:
+            return _start(server, now) if server.gone and now >= server.retry_at else (server, ())
+        case State.STARTING | State.ANSWERING:
+            return _tick_start(server, now)
+        case State.CANARY:
+            return _tick_canary(server, now)
+        case State.READY:
+            return _tick_ready(server, tick, now)
+        case State.SUSPECT if now - server.since > server.timing.suspect_timeout:
+            return _fail(server, _hang(f"busy, but no answer and no token for {now - server.progress_at:.0f} s"), now)
+    return server, ()
+
+
+def _tick_start(server: Server, now: float) -> Step:
     timing = server.timing
-    if server.state in WAITING:
-        return _start(server, now) if server.gone and now >= server.retry_at else (server, ())
-    if server.state in (State.STARTING, State.ANSWERING):
-        return _tick_start(server, now)
-    if server.state is State.CANARY:
-        return _tick_canary(server, now)
-    if server.state is State.READY:
-        return _tick_ready(server, tick, now)
-    if server.state is State.SUSPECT and now - server.since > timing.suspect_timeout:
-        return _fail(server, _hang(f"busy, but no answer and no token for {now - server.progress_at:.0f} s"), now)
+    at = f"{server.phase} {server.percent:.0f}%" if server.phase else "start"
+    if now - server.started_at > timing.start_timeout:
+        return _fail(server, _hang(f"not ready after start_timeout = {timing.start_timeout:.0f} s, at {at}"), now)
+    limit = timing.phases.get(server.phase, timing.start_timeout)
+    if now - server.phase_since > limit:
+        return _fail(server, _hang(f"longer than {limit:.0f} s at {at}, which never takes so long"), now)
+    if server.owned and now - server.progress_at > timing.stall_timeout:
+        return _fail(server, _hang(f"silent and idle for {timing.stall_timeout:.0f} s at {at}"), now)
     return server, ()
 
 
@@ -232,18 +373,6 @@ def _tick_ready(server: Server, tick: Tick, now: float) -> Step:
     return suspect, (ProbeGeneration(), Tell(f"no answer and no token for {silent:.0f} s"))
 
 
-def _tick_start(server: Server, now: float) -> Step:
-    timing = server.timing
-    if not server.owned:
-        return server, ()
-    if now - server.started_at > timing.start_timeout:
-        return _fail(server, _hang(f"not ready after start_timeout = {timing.start_timeout:.0f} s"), now)
-    if now - server.progress_at > timing.stall_timeout:
-        at = f"{server.phase} {server.percent:.0f}%" if server.phase else "start"
-        return _fail(server, _hang(f"silent and idle for {timing.stall_timeout:.0f} s at {at}"), now)
-    return server, ()
-
-
 def _hang(cause: str) -> Failure:
     return Failure(FailureKind.HANG, cause)
 
@@ -254,8 +383,3 @@ def _probed(server: Server, event: ProbePassed | ProbeFailed, now: float) -> Ste
     if event.burning:
         return server, (ProbeGeneration(),)
     return _fail(server, event.failure, now)
-
-
-def _illegal(server: Server, event: str) -> Step:
-    story = "\n  ".join(server.story)
-    raise IllegalEvent(f"server {server.index}: {event} in state {server.state}; its last events:\n  {story}")

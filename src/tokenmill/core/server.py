@@ -120,8 +120,10 @@ class Timing:
     stall_timeout: float = 90.0
     suspect_timeout: float = 900.0  # ten stall timeouts: kernels compiled for minutes at most; seen: 107 s
     canary_timeout: float = 1200.0
+    stop_timeout: float = 120.0  # SIGTERM, SIGKILL and the look whether all is gone take 80 s and more at most
     restarts_per_hour: int = 5
     backoff: float = 5.0  # before the first restart; doubles from there to sixty times as much, 5 minutes
+    phases: Mapping[str, float] = field(default_factory=dict)  # the most that a phase may take, however busy it looks
 
 
 # -- events ----------------------------------------------------------------------------------------------------------
@@ -178,9 +180,13 @@ class ProbeFailed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Exit, wrong identity, a failed canary, an engine that says that it is dead."""
+    """Exit, wrong identity, a failed canary, an engine that says that it is dead.
+
+    `mended` is what the next start has changed for all servers alike, empty where nothing could be.
+    """
 
     failure: Failure
+    mended: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +203,20 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """No member of its process group lives and its ports are free."""
+    """No member of its process group lives, its ports are free and its cards' memory is back; else `trouble` says
+    what is not: its place cannot be used until somebody has seen to it."""
+
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Its last failure was the surroundings': not charged, and it waits until they are well again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Its turn to see whether the surroundings are well again."""
 
 
 Event = (
@@ -214,6 +233,8 @@ Event = (
     | Tick
     | Stop
     | Gone
+    | Hold
+    | Release
 )
 
 
@@ -274,7 +295,12 @@ Action = Spawn | Watch | RunCanary | Admit | Withdraw | ProbeGeneration | Kill |
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server's state. `since` is when the state began, `progress_at` the last evidence, `life` the starts."""
+    """One server's state. `since` is when the state began, `progress_at` the last evidence, `life` the starts.
+
+    `phases` are those of this life's start that have ended, with the seconds they took. `held`: it waits for the
+    surroundings. `probation`: it was quarantined, and one more failure quarantines it again. `once_failed` are the
+    kinds that it has failed of and that allow a single restart.
+    """
 
     index: int
     timing: Timing = field(default_factory=Timing)
@@ -282,7 +308,9 @@ class Server:
     state: State = State.PENDING
     since: float = 0.0
     phase: str = ""
+    phase_since: float = 0.0
     percent: float = 0.0
+    phases: tuple[tuple[str, float], ...] = ()
     started_at: float = 0.0
     progress_at: float = 0.0
     life: int = 0
@@ -290,7 +318,9 @@ class Server:
     next_backoff: float = 0.0
     retry_at: float = 0.0
     gone: bool = True
-    memory_failures: int = 0
+    held: bool = False
+    probation: bool = False
+    once_failed: frozenset[FailureKind] = frozenset()
     fresh_ports: bool = False
     ready_at: float | None = None
     failure: Failure | None = None
