@@ -212,5 +212,17 @@ def mounted(source: Path, mount: Path, *flags: str) -> Iterator[Path]:
         process.stdout.close()
 
 
+def server_of(mount: Path) -> int:
+    """The process that serves a mount: stopped, it hangs."""
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"tests.slowfs" in b" ".join(words) and os.fsencode(mount) in words:
+            return int(entry.parent.name)
+    raise LookupError(f"{mount} has no server")
+
+
 if __name__ == "__main__":
     main()

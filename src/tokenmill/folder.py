@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -56,12 +57,17 @@ class State(msgspec.Struct, frozen=True):
     """`keep`: the servers are meant to outlive their owner, until `down` or the next run.
 
     `home` is the folder that it was written for: in a copy of the folder it speaks of somebody else's processes.
+    `start` are the phases of the last whole start, with their seconds. `changed` are engine arguments that servers get
+    in place of those of the launch `changed_from`, which ran out of memory.
     """
 
     owner: Owner | None = None
     servers: tuple[ServerEntry, ...] = ()
     keep: bool = False
     home: str = ""
+    start: tuple[tuple[str, float], ...] = ()
+    changed: dict[str, Any] = {}
+    changed_from: str = ""
 
 
 class RunFolder:
@@ -122,8 +128,16 @@ class RunFolder:
         write_aside(self.state_file, msgspec.json.format(msgspec.json.encode(state), indent=1))
 
     def write_servers(self, servers: tuple[ServerEntry, ...], *, keep: bool) -> None:
-        """Replaces the servers, and leaves the owner as it is."""
-        self.write_state(State(self.state().owner, servers, keep))
+        """Replaces the servers, and leaves the rest as it is."""
+        self.write_state(replace(self.state(), servers=servers, keep=keep))
+
+    def write_start(self, phases: tuple[tuple[str, float], ...]) -> None:
+        """Keeps how long a start took, for the next one's sake."""
+        self.write_state(replace(self.state(), start=phases))
+
+    def write_changed(self, changed: dict[str, Any], changed_from: str) -> None:
+        """Keeps what servers get in place of a launch's arguments, so that no start fails of the same again."""
+        self.write_state(replace(self.state(), changed=changed, changed_from=changed_from))
 
     def status(self) -> RunStatus | None:
         """The last status that was written, None where there is none."""
@@ -168,8 +182,7 @@ class RunFolder:
             os.close(handle)
 
     def _write_owner(self, owner: Owner | None) -> None:
-        state = self.state()
-        self.write_state(State(owner, state.servers, state.keep))
+        self.write_state(replace(self.state(), owner=owner))
 
     def _holder(self) -> str:
         owner = self.state().owner

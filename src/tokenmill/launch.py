@@ -132,7 +132,10 @@ def environment(config: Config, place: Place, engine: Engine, launch: Launch, tm
 
 
 def fingerprint(engine: Engine, spec: Spec, config: Config, place: Place) -> str:
-    """Whether two launches are alike but for ports and identity: a living server of the same one is adopted."""
+    """Whether two launches are alike but for ports and identity: a living server of the same one is adopted.
+
+    `spec` is as the config has it: what was lowered since makes no other server.
+    """
     command = engine.command(replace(spec, nonce="", port=0, internal_port=0))
     env = {**command.env, **config.engine.env}
     words = [spec.version, *command.argv, *(f"{name}={value}" for name, value in sorted(env.items())), place.label]

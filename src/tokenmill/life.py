@@ -4,6 +4,7 @@ A life only reports: what it sees becomes events for core/lifecycle, which decid
 """
 
 import asyncio
+import dataclasses
 import shutil
 import subprocess
 import time
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from tokenmill import caches, launch
 from tokenmill.canary import Canary, Passed
 from tokenmill.client import Client
+from tokenmill.clocks import LOOK_S
 from tokenmill.config import Config
 from tokenmill.core import server as core
 from tokenmill.core.capacity import Forecast
@@ -27,14 +29,12 @@ from tokenmill.events import Event
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Pump
 from tokenmill.launch import Place
-from tokenmill.machine import logtail, ports, processes
+from tokenmill.machine import logtail, ports, processes, reach
 from tokenmill.machine.logtail import LogTail
 from tokenmill.machine.processes import ProcessId
 from tokenmill.render import Renderer
 from tokenmill.staging.staged import Staged
-
-LOOK_S = 0.25
-"""How often a server is looked at: a death must be known in less than 2 s."""
+from tokenmill.tuning import Tuning
 
 METRICS_S = 2.0
 """How often a ready server's metrics and processor time are read."""
@@ -61,6 +61,19 @@ VERIFY_S = 60.0
 """SIGKILL to given up: the driver tears a process down in seconds, not at once."""
 
 
+@dataclass(slots=True)
+class LastStart:
+    """The phases of the node's last whole start; `write` keeps them for the next tokenmill."""
+
+    phases: tuple[tuple[str, float], ...]
+    write: Callable[[tuple[tuple[str, float], ...]], None]
+
+    def keep(self, phases: tuple[tuple[str, float], ...]) -> None:
+        """A start has ended well."""
+        self.phases = phases
+        self.write(phases)
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What all servers of a node have in common. `most_in_flight` is what open files allow each of them, `forecast`
@@ -80,6 +93,8 @@ class Job:
     most_in_flight: int
     tell: Callable[[Event], None]
     changed: Callable[[], None]
+    last_start: LastStart
+    tuning: Tuning
     forecast: Forecast = field(default_factory=Forecast)
 
 
@@ -155,7 +170,15 @@ class Life:
         self._tail.read()
         code = self._process.wait() if self._process is not None else None
         with self._seam():
-            self._post(core.Failed(self.job.engine.diagnose(self._tail.tail(), code)))
+            self._post(core.Failed(await self._explained(self.job.engine.diagnose(self._tail.tail(), code))))
+
+    async def _explained(self, failure: Failure) -> Failure:
+        """What a restart could not mend may be a mount that is away: then it is waited for."""
+        if failure.restart is not core.Restart.NEVER:
+            return failure
+        needed = [Path(self.spec.python), *([self.job.staged.path] if self.job.staged.path else [])]
+        away = await asyncio.to_thread(reach.unreadable, needed)
+        return dataclasses.replace(failure, kind=FailureKind.STORAGE, cause=away, fix="") if away else failure
 
     async def _watch_log(self) -> None:
         last: tuple[str, float] = ("", 0.0)
@@ -293,7 +316,8 @@ def spawn(
     `announce` is told of it before it lives, by its nonce alone: killed in between, we would leave one behind that
     nobody knows of and that holds a GPU.
     """
-    spec = spec_for(job, place, where, launch.new_nonce())
+    configured = spec_for(job, place, where, launch.new_nonce())
+    spec = dataclasses.replace(configured, args={**configured.args, **job.tuning.args})
     with boundary(f"engine {job.engine.kind}"):
         command = job.engine.command(spec)
     tmp = launch.tmp_folder(job.folder.path, place.index)
@@ -314,7 +338,7 @@ def spawn(
         internal_port=spec.internal_port,
         gpu=place.label,
         nonce=spec.nonce,
-        launch=launch.fingerprint(job.engine, spec, job.config, place),
+        launch=launch.fingerprint(job.engine, configured, job.config, place),
         log_start=logtail.size(log),
     )
     announce(entry)

@@ -7,9 +7,12 @@ with it, but for servers that are meant to be kept.
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from tokenmill import caches, launch, plugins
 from tokenmill.attempt import Orders
@@ -17,16 +20,16 @@ from tokenmill.cluster.base import Results
 from tokenmill.config import Config, rules_of
 from tokenmill.core import server as core
 from tokenmill.core.records import Prompt, Record
-from tokenmill.core.server import FailureKind
 from tokenmill.core.status import NodeStatus
 from tokenmill.engines.base import Engine
-from tokenmill.errors import GateError, NoServerError, StoppedError, TokenmillError
+from tokenmill.errors import StoppedError, TokenmillError
 from tokenmill.events import Event, from_thread, now
+from tokenmill.fleet import Fleet
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Pump
 from tokenmill.launch import Place
 from tokenmill.leftovers import end_survivor
-from tokenmill.life import Job, cache_folder, spec_for
+from tokenmill.life import Job, LastStart, cache_folder, spec_for
 from tokenmill.machine import gpus, nvml, ports, processes
 from tokenmill.planning import forecast as foretelling
 from tokenmill.render import Renderer, renderer_for
@@ -34,6 +37,7 @@ from tokenmill.settings import sampling
 from tokenmill.stage import stage
 from tokenmill.staging.staged import Staged
 from tokenmill.supervise import Supervisor
+from tokenmill.tuning import Tuning
 
 OPEN_FILES = 65536
 """The limit we ask for: 16 servers with 256 requests each, many times over."""
@@ -65,6 +69,7 @@ class LocalNode:
         self.config = config
         self.name = name
         self.supervisors: list[Supervisor] = []
+        self._fleet = Fleet(config, folder, self.supervisors, self._say)
         self.pump: Pump | None = None
         self._folder = folder
         self._settings = settings
@@ -80,8 +85,6 @@ class LocalNode:
         self._staged: Staged | None = None
         self._grace_s: float | None = None
         self._keep = False
-        self._began = False
-        self._without_since = time.monotonic()
         self._tokens = 0
 
     async def prepare(self) -> None:
@@ -131,11 +134,14 @@ class LocalNode:
             most_in_flight=self._most_in_flight(len(places)),
             tell=self._tell,
             changed=self._write_state,
+            last_start=LastStart(self._folder.state().start, self._keep_start),
+            tuning=self._tuning(engine, places, model, python, version),
             forecast=foretelling.forecast(engine, foretelling.given(config, cards, version, model)),
         )
         adopted = await self._adoptable(job, places)
         for place, where in zip(places, self._ports(places, adopted), strict=True):
-            self.supervisors.append(Supervisor(job, place, where, self._other_ports, adopted.get(place.index)))
+            adopt = adopted.get(place.index)
+            self.supervisors.append(Supervisor(job, place, where, self._other_ports, self._fleet.moved, adopt))
 
     def _most_in_flight(self, servers: int) -> int:
         """What open files allow each server: a request in flight is a connection."""
@@ -187,11 +193,7 @@ class LocalNode:
         return self._credits()
 
     def _credits(self) -> int:
-        if not self._began:
-            ready = core.fleet(self._servers).ready
-            coming = sum(server.state not in core.FINAL | {core.State.QUARANTINED} for server in self._servers)
-            self._began = ready > 0 and ready >= min(self.config.fleet.min_ready, coming)
-        return self.pump.credits() if self.pump and self._began and not self._stopping.is_set() else 0
+        return self.pump.credits() if self.pump and self._fleet.serves and not self._stopping.is_set() else 0
 
     async def offer(self, prompts: list[Prompt]) -> None:
         assert self.pump is not None, "prompts come against credits, and there were none"
@@ -240,7 +242,7 @@ class LocalNode:
             except StoppedError as error:
                 self._say("stage", str(error), "warn")
                 return
-            self._without_since = time.monotonic()
+            self._fleet.begins()
             async with asyncio.TaskGroup() as tasks:
                 for supervisor in self.supervisors:
                     tasks.create_task(supervisor.run())
@@ -267,44 +269,13 @@ class LocalNode:
                 async with asyncio.timeout(WATCH_S):
                     await self._stopping.wait()
             except TimeoutError:
-                self._check_fleet()
+                self._fleet.look()
         asked_at = time.monotonic()
         while self.pump is not None and self.pump.in_flight:
             if self._grace_s is not None and time.monotonic() - asked_at >= self._grace_s:
                 return
             await asyncio.sleep(0.05)
-            self._check_fleet()
-
-    def _check_fleet(self) -> None:
-        state = core.fleet(self._servers)
-        if state.hopeless:
-            raise self._hopeless()
-        if state.ready:
-            self._without_since = time.monotonic()
-        elif time.monotonic() - self._without_since > self.config.fleet.give_up:
-            words = f"no server for give_up = {self.config.fleet.give_up:.0f} s"
-            raise NoServerError(f"{words}; {self._last_failures()}", fix=f"tokenmill logs {self._folder.path}")
-
-    def _hopeless(self) -> NoServerError | GateError:
-        failures = [server.failure for server in self._servers if server.failure]
-        first = next(iter(failures), None)
-        fix = next((failure.fix for failure in failures if failure.fix), f"tokenmill logs {self._folder.path}")
-        if first is not None and all(failure.kind is FailureKind.WRONG_MODE for failure in failures):
-            return GateError(f"every server shows the wrong mode: {first}", fix=fix)
-        return NoServerError(f"no server could be started: {self._last_failures()}", fix=fix)
-
-    def _last_failures(self) -> str:
-        found: dict[str, list[str]] = {}
-        for supervisor in self.supervisors:
-            if supervisor.server.failure is not None:
-                found.setdefault(str(supervisor.server.failure), []).append(supervisor.name)
-        return (
-            "; ".join(f"server {', '.join(names)}: {words}" for words, names in found.items()) or "no failure was seen"
-        )
-
-    @property
-    def _servers(self) -> tuple[core.Server, ...]:
-        return tuple(supervisor.server for supervisor in self.supervisors)
+            self._fleet.look()
 
     def _end_servers(self) -> None:
         for supervisor in self.supervisors:
@@ -354,20 +325,38 @@ class LocalNode:
     def _say(self, kind: str, text: str, level: str = "info", fix: str = "") -> None:
         self._tell(Event(now(), kind, text, "", level, fix))
 
+    def _tuning(self, engine: Engine, places: list[Place], model: Path | None, python: str, version: str) -> Tuning:
+        """What an earlier start had to lower holds on, as long as the config asks for the same launch."""
+        nowhere = replace(places[0], index=0, gpus=())
+        spec = launch.spec(self.config, nowhere, ports.Ports(0, 0), "", model=model, python=python, version=version)
+        own = launch.fingerprint(engine, spec, self.config, nowhere)
+        state = self._folder.state()
+
+        def keep(changed: dict[str, Any]) -> None:
+            self._kept("what was lowered", lambda: self._folder.write_changed(changed, own))
+
+        return Tuning(engine, spec.args, state.changed if state.changed_from == own else {}, keep)
+
+    def _keep_start(self, phases: tuple[tuple[str, float], ...]) -> None:
+        self._kept("the time of a start", lambda: self._folder.write_start(phases))
+
+    def _kept(self, what: str, write: Callable[[], None]) -> None:
+        """A full disk must not end the node: its answers may yet be stored, and the store says it aloud."""
+        try:
+            write()
+        except OSError as error:
+            self._say("node", f"{what} cannot be written into state.json: {error.strerror}", "warn")
+
     def _write_state(self) -> None:
         """So that whatever happens to us, the servers can be found again."""
         entries = tuple(
-            replace(supervisor.entry, state=supervisor.server.state.value, phase=supervisor.server.phase)
+            structs.replace(supervisor.entry, state=supervisor.server.state.value, phase=supervisor.server.phase)
             for supervisor in self.supervisors
             if supervisor.entry is not None
         )
         if not self.supervisors:
             entries = tuple(self._entries)  # not prepared, or it failed: they live on, and must be found again
-        try:
-            self._folder.write_servers(entries, keep=self._keep)
-        except OSError as error:
-            # A full disk must not end the node: its answers may yet be stored, and the store says it aloud.
-            self._say("node", f"state.json cannot be written: {error.strerror}", "warn")
+        self._kept("where the servers are", lambda: self._folder.write_servers(entries, keep=self._keep))
 
 
 def _taken(where: ports.Ports) -> Iterator[int]:

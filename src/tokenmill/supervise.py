@@ -12,7 +12,8 @@ from collections.abc import Callable, Coroutine
 from tokenmill import life
 from tokenmill.attempt import Lane
 from tokenmill.canary import Passed
-from tokenmill.core import capacity
+from tokenmill.clocks import LOOK_S, Rate, WatchClock
+from tokenmill.core import capacity, starts
 from tokenmill.core import server as core
 from tokenmill.core.lifecycle import step
 from tokenmill.core.server import SERVING, Failure, FailureKind, Server, State, Timing
@@ -22,7 +23,7 @@ from tokenmill.errors import BrokenError, GoneError, PluginError, PreflightError
 from tokenmill.events import Event, from_thread, now
 from tokenmill.folder import ServerEntry
 from tokenmill.launch import Place
-from tokenmill.life import LOOK_S, Job, Life
+from tokenmill.life import Job, Life
 from tokenmill.machine import ports, processes
 
 STOP_GRACE_S = 20.0
@@ -34,12 +35,6 @@ EXIT_WAIT_S = 3.0
 WEIGHTS_LOADED = 60.0
 """Percent at which every engine's phase table says that the weights are in memory."""
 
-RATE_WINDOW_S = 60.0
-"""Tokens a second are of the last minute: answers of 8,000 tokens come in lumps."""
-
-UNWATCHED_S = 1.0
-"""Between two looks, which come every LOOK_S: in a gap so long tokenmill itself did not run."""
-
 _NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
 """No restart mends these; a full disk or table of processes may be free again."""
 
@@ -48,20 +43,8 @@ PROBE_PAUSE_S = 1.0
 
 Work = Callable[[Life], Coroutine[None, None, None]]
 
-
-class _WatchClock:
-    """Seconds of looking: while tokenmill itself was stopped (Ctrl-Z, a frozen container) no server was silent."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-        self._unwatched = 0.0
-
-    def now(self) -> float:
-        moment = time.monotonic()
-        gap, self._last = moment - self._last, moment
-        if gap > UNWATCHED_S:
-            self._unwatched += gap - LOOK_S
-        return moment - self._unwatched
+_ORDERS = core.Launch | core.Adopt | core.Stop | core.Hold | core.Release | core.Tick
+"""Events that are meant for the server, whichever life it is in."""
 
 
 class Supervisor:
@@ -77,6 +60,7 @@ class Supervisor:
         place: Place,
         where: ports.Ports,
         other_ports: Callable[[], ports.Ports],
+        moved: Callable[["Supervisor", State], None],
         adopt: ServerEntry | None = None,
     ) -> None:
         fleet = job.config.fleet
@@ -87,29 +71,32 @@ class Supervisor:
             canary_timeout=fleet.start_timeout,
             restarts_per_hour=fleet.restarts_per_hour,
             backoff=fleet.backoff,
+            phases=job.engine.phase_limits,
         )
         self.job = job
         self.place = place
         self.ports = where
         self._other_ports = other_ports
+        self._moved = moved
         self.entry = adopt
         self.server = Server(place.index, timing, owned=not job.config.engine.addresses)
         self.name = f"{job.node}/{place.index}" if job.node else str(place.index)
         self.lane: Lane | None = None
         self.grace_s = STOP_GRACE_S
         self.past_weights = asyncio.Event()
-        self._inbox: asyncio.Queue[core.Event] = asyncio.Queue()
+        self._inbox: asyncio.Queue[tuple[int, core.Event]] = asyncio.Queue()
         self._life: Life | None = None
         self._living: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._passed: Passed | None = None
         self._answers = 0
-        self._rates: list[tuple[float, int]] = []
+        self._rate = Rate()
         self._left_alive = False
-        self._clock = _WatchClock()
+        self._tuned = 0
+        self._clock = WatchClock()
 
     def post(self, event: core.Event) -> None:
-        self._inbox.put_nowait(event)
+        self._inbox.put_nowait((self.server.life, event))
 
     def leave(self) -> None:
         """Ends the supervision and leaves the server running, for the next tokenmill to adopt."""
@@ -122,7 +109,9 @@ class Supervisor:
             ticker = tasks.create_task(self._tick())
             try:
                 while not self._left_alive and not (self.server.state in core.FINAL and self.server.gone):
-                    self._apply(await self._inbox.get())
+                    life_number, event = await self._inbox.get()
+                    if life_number == self.server.life or isinstance(event, _ORDERS):
+                        self._apply(event)
             finally:
                 ticker.cancel()
                 self._withdraw()
@@ -148,11 +137,18 @@ class Supervisor:
             percent=round(server.percent, 1),
             in_flight=lane.in_flight if lane else 0,
             capacity=lane.capacity if lane else 0,
-            tokens_per_s=self._tokens_per_s(),
+            tokens_per_s=self._rate.per_s,
             accept_length=lane.accept_length if lane else None,
             restarts=server.restarts,
             last_error=str(server.failure) if server.failure and server.state not in core.SERVING else "",
+            eta_s=self._eta_s(),
         )
+
+    def _eta_s(self) -> float | None:
+        server = self.server
+        if server.state not in core.LIVE - core.SERVING or server.life == 0:
+            return None
+        return starts.left_s(self.job.last_start.phases, server.phase, self._clock.seen - server.phase_since)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
     async def _tick(self) -> None:
@@ -166,21 +162,15 @@ class Supervisor:
         if lane.answers != self._answers:
             self._answers = lane.answers
             self.post(core.Progress(strong=True))
-        moment = time.monotonic()
-        if not self._rates or moment - self._rates[-1][0] >= 1.0:
-            self._rates = [*(r for r in self._rates if moment - r[0] < RATE_WINDOW_S), (moment, lane.tokens)]
+        self._rate.note(lane.tokens)
         if self._life is not None and self._life.accept_length is not None:
             lane.accept_length = self._life.accept_length
 
-    def _tokens_per_s(self) -> float:
-        if len(self._rates) < 2:
-            return 0.0
-        (start, first), (end, last) = self._rates[0], self._rates[-1]
-        return round((last - first) / (end - start), 1)
-
     def _apply(self, event: core.Event) -> None:
         before = self.server.state
-        self.server, actions = step(self.server, event, self._clock.now())
+        if isinstance(event, core.Failed) and event.failure.restart is core.Restart.LESS_MEMORY:
+            event = core.Failed(event.failure, self.job.tuning.lower(self._tuned))
+        self.server, actions = step(self.server, event, self._clock.look())
         for action in actions:
             self._do(action)
         if self.server.percent >= WEIGHTS_LOADED or self.server.state not in (State.PENDING, State.STARTING):
@@ -188,6 +178,7 @@ class Supervisor:
         if self.server.state is not before:
             self._tell("state", f"{before} → {self.server.state}")
             self.job.changed()
+            self._moved(self, before)
 
     def _do(self, action: core.Action) -> None:
         match action:
@@ -246,6 +237,7 @@ class Supervisor:
         try:
             if fresh_ports:
                 self.ports = self._other_ports()
+            self._tuned = self.job.tuning.step
             spec, entry, process = life.spawn(self.job, self.place, self.ports, self._known_as)
         except OSError as error:
             self._known_as(None)
@@ -335,8 +327,13 @@ class Supervisor:
             on_trouble=self._trouble,
             accept_length=self._passed.accept_length,
         )
-        self._answers, self._rates = 0, []
-        self._tell("ready", f"ready for {width} requests at once, limited by {limit}")
+        self._answers = 0
+        self._rate.clear()
+        took = starts.words(self.server.phases)
+        how = f" after {self.server.since - self.server.started_at:.0f} s ({took})" if took else ""
+        self._tell("ready", f"ready{how} for {width} requests at once, limited by {limit}")
+        if any(name not in (starts.BEGIN, "canary") for name, _ in self.server.phases):
+            self.job.last_start.keep(self.server.phases)
         if unforeseen := capacity.surprise(self.job.forecast.limits, self._life.info.limits):
             self._tell("plan", f"not as planned: it says {unforeseen}", "warn")
         self.job.pump.open(self.lane)
@@ -344,7 +341,7 @@ class Supervisor:
     def _withdraw(self) -> None:
         self.job.pump.close(self.place.index)
         self.lane = None
-        self._rates = []
+        self._rate.clear()
 
     def _trouble(self, error: RequestError) -> None:
         """The pump met a failure that is the server's. Its exit may be on the way; else a closer look decides."""

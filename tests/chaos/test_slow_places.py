@@ -4,11 +4,10 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests import models
 from tests.conftest import Slow
 from tests.doctoring import context
+from tests.slowfs import server_of
 from tokenmill import doctor
 from tokenmill.checks.base import Context
 from tokenmill.checks.places import check_places
@@ -29,7 +28,7 @@ def test_a_model_on_a_slow_mount_is_told_with_what_was_measured(tmp_path: Path, 
 def test_a_mount_whose_server_is_gone_is_named_and_not_waited_for(tmp_path: Path, slow: Slow) -> None:
     models.usual(tmp_path / "model")
     mount = slow(tmp_path / "model")
-    server = _server_of(mount)
+    server = server_of(mount)
     found = context(tmp_path, model={"path": str(mount)})
     os.kill(server, signal.SIGSTOP)
     try:
@@ -39,14 +38,3 @@ def test_a_mount_whose_server_is_gone_is_named_and_not_waited_for(tmp_path: Path
     slow_ones = {finding.check for finding in findings if "is slow" in finding.message}
     assert {"places", "model"} <= slow_ones
     assert "ports" not in slow_ones, "one that hangs hides no other"
-
-
-def _server_of(mount: Path) -> int:
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = entry.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"tests.slowfs" in b" ".join(words) and os.fsencode(mount) in words:
-            return int(entry.parent.name)
-    pytest.fail("the mount has no server")

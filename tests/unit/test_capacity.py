@@ -20,11 +20,12 @@ from tokenmill.events import Event
 from tokenmill.folder import RunFolder
 from tokenmill.generate import Pump
 from tokenmill.launch import Place
-from tokenmill.life import Job, Life, spec_for
+from tokenmill.life import Job, LastStart, Life, spec_for
 from tokenmill.machine.ports import Ports
 from tokenmill.render import renderer_for
 from tokenmill.staging.staged import Staged
 from tokenmill.supervise import Supervisor
+from tokenmill.tuning import Tuning
 
 many = settings(derandomize=True, deadline=None)
 number = st.one_of(st.none(), st.integers(1, 10_000))
@@ -102,6 +103,8 @@ def job(folder: Path, **generation: Any) -> Job:
         most_in_flight=1_000,
         tell=lambda event: None,
         changed=lambda: None,
+        last_start=LastStart((), lambda phases: None),
+        tuning=Tuning(engine, {}, {}, lambda changed: None),
     )
 
 
@@ -110,7 +113,7 @@ def kept(job: Job, info: ServerInfo) -> tuple[int, str]:
 
     async def ask() -> tuple[int, str]:
         place, where = Place(0, ()), Ports(1, 2)
-        supervisor = Supervisor(job, place, where, lambda: where)
+        supervisor = Supervisor(job, place, where, lambda: where, lambda *_: None)
         supervisor._life = life = Life(
             job, spec_for(job, place, where, "n"), None, supervisor.post, lambda: State.READY
         )
@@ -147,7 +150,7 @@ def told_when_ready(job: Job, info: ServerInfo) -> list[str]:
 
     async def admit() -> None:
         place, where = Place(0, ()), Ports(1, 2)
-        supervisor = Supervisor(replace(job, tell=told.append), place, where, lambda: where)
+        supervisor = Supervisor(replace(job, tell=told.append), place, where, lambda: where, lambda *_: None)
         supervisor._life = life = Life(
             job, spec_for(job, place, where, "n"), None, supervisor.post, lambda: State.READY
         )

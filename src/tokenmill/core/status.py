@@ -4,7 +4,10 @@ import msgspec
 
 
 class ServerStatus(msgspec.Struct, frozen=True):
-    """One server. `percent` is of the phase; rates are tokens a second over the last minute; times in seconds."""
+    """One server. `percent` is of the whole start; rates are tokens a second over the last minute; times in seconds.
+
+    `eta_s` is until it is ready, if this start goes as the last one did.
+    """
 
     node: str
     index: int
@@ -20,6 +23,7 @@ class ServerStatus(msgspec.Struct, frozen=True):
     accept_length: float | None
     restarts: int
     last_error: str
+    eta_s: float | None = None
 
 
 class NodeStatus(msgspec.Struct, frozen=True):

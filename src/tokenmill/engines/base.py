@@ -158,6 +158,9 @@ class Engine(ABC):
     content_args: ClassVar[frozenset[str]] = frozenset()
     """Flags that change what the model writes: a run is not continued with others."""
 
+    phase_limits: ClassVar[Mapping[str, float]] = {}
+    """Phases that never take longer, however busy they look → seconds; the others fall under start_timeout."""
+
     cache_variables: ClassVar[Mapping[str, str]] = {}
     """Variables that name a folder for compiled kernels → that folder's name in a server's own cache."""
 
@@ -202,6 +205,11 @@ class Engine(ABC):
     @abstractmethod
     def diagnose(self, tail: Sequence[str], exit_code: int | None) -> Failure:
         """Why a server ended, from its last log lines."""
+
+    def less_memory(self, args: Mapping[str, Any]) -> tuple[Mapping[str, Any], str] | None:
+        """Arguments that leave more memory free, for one retry after graphs ran out of it, and the change in words;
+        None where there is nothing to lower."""
+        return None
 
     def abort(self, request_id: str) -> Request | None:
         """How to end one request on the server; None where closing the connection does it."""
