@@ -27,7 +27,7 @@ from tokenmill.machine.processes import ProcessId
 
 
 class ServerEntry(msgspec.Struct, frozen=True):
-    """A launched server: `launch` is the fingerprint of its command, `nonce` its identity for this life,
+    """A launched server: `launch` are the parts of its command, `nonce` its identity for this life,
     `log_start` the byte of its log where this life begins. Pid 0: it was about to be started, and may live."""
 
     node: str
@@ -38,7 +38,7 @@ class ServerEntry(msgspec.Struct, frozen=True):
     internal_port: int
     gpu: str
     nonce: str
-    launch: str
+    launch: dict[str, str]
     log_start: int = 0
     state: str = ""
     phase: str = ""
@@ -67,7 +67,7 @@ class State(msgspec.Struct, frozen=True):
     home: str = ""
     start: tuple[tuple[str, float], ...] = ()
     changed: dict[str, Any] = {}
-    changed_from: str = ""
+    changed_from: dict[str, str] = {}
 
 
 class RunFolder:
@@ -135,7 +135,7 @@ class RunFolder:
         """Keeps how long a start took, for the next one's sake."""
         self.write_state(replace(self.state(), start=phases))
 
-    def write_changed(self, changed: dict[str, Any], changed_from: str) -> None:
+    def write_changed(self, changed: dict[str, Any], changed_from: dict[str, str]) -> None:
         """Keeps what servers get in place of a launch's arguments, so that no start fails of the same again."""
         self.write_state(replace(self.state(), changed=changed, changed_from=changed_from))
 

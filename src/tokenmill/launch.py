@@ -5,7 +5,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -131,15 +131,25 @@ def environment(config: Config, place: Place, engine: Engine, launch: Launch, tm
     return env
 
 
-def fingerprint(engine: Engine, spec: Spec, config: Config, place: Place) -> str:
-    """Whether two launches are alike but for ports and identity: a living server of the same one is adopted.
-
-    `spec` is as the config has it: what was lowered since makes no other server.
+def made_of(engine: Engine, spec: Spec, config: Config, place: Place, files: str) -> dict[str, str]:
+    """What a launch consists of but for ports and identity, each part as a digest: a living server of the same parts is
+    adopted. `files` is the fingerprint of the model's files; what was lowered since the config (tuning.py) is no part.
     """
-    command = engine.command(replace(spec, nonce="", port=0, internal_port=0))
-    env = {**command.env, **config.engine.env}
-    words = [spec.version, *command.argv, *(f"{name}={value}" for name, value in sorted(env.items())), place.label]
-    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
+    bare = engine.command(replace(spec, nonce="", port=0, internal_port=0, args={}))
+    parts: dict[str, Any] = {
+        "version": spec.version,
+        "model": [spec.model_path, spec.model_name, files],
+        "cards": place.label,
+        "command": bare.argv,
+        **{f"flag {name}": value for name, value in spec.args.items()},
+        **{f"variable {name}": value for name, value in {**bare.env, **config.engine.env}.items()},
+    }
+    return {name: hashlib.sha256(repr(value).encode()).hexdigest()[:12] for name, value in parts.items()}
+
+
+def unlike(one: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """The parts that two launches do not share, for a person; empty where they are alike."""
+    return ", ".join(sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name)))
 
 
 def tmp_folder(run: Path, index: int) -> Path:

@@ -76,8 +76,11 @@ class LastStart:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all servers of a node have in common. `most_in_flight` is what open files allow each of them, `forecast`
-    what each is expected to say of itself."""
+    """What all servers of a node have in common.
+
+    `model_files` is the fingerprint of what they load; `most_in_flight` is what open files allow each of them,
+    `forecast` what each is expected to say of itself.
+    """
 
     node: str
     config: Config
@@ -86,6 +89,7 @@ class Job:
     staged: Staged
     python: str
     version: str
+    model_files: str
     renderer: Renderer
     sampling: Sampling
     pump: Pump
@@ -338,7 +342,7 @@ def spawn(
         internal_port=spec.internal_port,
         gpu=place.label,
         nonce=spec.nonce,
-        launch=launch.fingerprint(job.engine, configured, job.config, place),
+        launch=launch.made_of(job.engine, configured, job.config, place, job.model_files),
         log_start=logtail.size(log),
     )
     announce(entry)

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from msgspec import structs
@@ -30,7 +29,7 @@ from tokenmill.generate import Pump
 from tokenmill.launch import Place
 from tokenmill.leftovers import end_survivor
 from tokenmill.life import Job, LastStart, cache_folder, spec_for
-from tokenmill.machine import gpus, nvml, ports, processes
+from tokenmill.machine import gpus, modelfiles, nvml, ports, processes
 from tokenmill.planning import forecast as foretelling
 from tokenmill.render import Renderer, renderer_for
 from tokenmill.settings import sampling
@@ -97,6 +96,7 @@ class LocalNode:
         python = launch.python_of(config)
         version = await asyncio.to_thread(launch.engine_version, config, engine)
         self._renderer = await asyncio.to_thread(renderer_for, engine, model, config.generation.thinking)
+        files = await asyncio.to_thread(modelfiles.fingerprint, model) if model is not None else ""
         uses_gpus = config.fleet.gpus != "none" and not config.engine.addresses
         cards = gpus.choose(nvml.read(), config.fleet.gpus) if uses_gpus else None
         drawn = sampling(config, model)
@@ -127,6 +127,7 @@ class LocalNode:
             staged=staged,
             python=python,
             version=version,
+            model_files=files,
             renderer=self._renderer,
             sampling=drawn,
             pump=self.pump,
@@ -135,9 +136,10 @@ class LocalNode:
             tell=self._tell,
             changed=self._write_state,
             last_start=LastStart(self._folder.state().start, self._keep_start),
-            tuning=self._tuning(engine, places, model, python, version),
+            tuning=Tuning(engine, config.engine.args),
             forecast=foretelling.forecast(engine, foretelling.given(config, cards, version, model)),
         )
+        self._recall(job, places[0])
         adopted = await self._adoptable(job, places)
         for place, where in zip(places, self._ports(places, adopted), strict=True):
             adopt = adopted.get(place.index)
@@ -164,8 +166,9 @@ class LocalNode:
                 why = why or "this run has no such server"
             elif not why:
                 spec = spec_for(job, place, ports.Ports(entry.port, entry.internal_port), entry.nonce)
-                if launch.fingerprint(job.engine, spec, self.config, place) != entry.launch:
-                    why = "it was launched with other flags, model or cards"
+                parts = launch.made_of(job.engine, spec, self.config, place, job.model_files)
+                if changed := launch.unlike(parts, entry.launch):
+                    why = f"it was launched with another {changed}"
             if why:
                 self._say("leftover", f"server {entry.index}, pid {entry.process.pid}, is ended: {why}")
                 if left := await end_survivor(self._folder, entry):
@@ -325,17 +328,16 @@ class LocalNode:
     def _say(self, kind: str, text: str, level: str = "info", fix: str = "") -> None:
         self._tell(Event(now(), kind, text, "", level, fix))
 
-    def _tuning(self, engine: Engine, places: list[Place], model: Path | None, python: str, version: str) -> Tuning:
+    def _recall(self, job: Job, place: Place) -> None:
         """What an earlier start had to lower holds on, as long as the config asks for the same launch."""
-        nowhere = replace(places[0], index=0, gpus=())
-        spec = launch.spec(self.config, nowhere, ports.Ports(0, 0), "", model=model, python=python, version=version)
-        own = launch.fingerprint(engine, spec, self.config, nowhere)
-        state = self._folder.state()
+        nowhere = replace(place, index=0, gpus=())
+        spec = spec_for(job, nowhere, ports.Ports(0, 0), "")
+        own, state = launch.made_of(job.engine, spec, self.config, nowhere, job.model_files), self._folder.state()
 
         def keep(changed: dict[str, Any]) -> None:
             self._kept("what was lowered", lambda: self._folder.write_changed(changed, own))
 
-        return Tuning(engine, spec.args, state.changed if state.changed_from == own else {}, keep)
+        job.tuning.recall(state.changed if state.changed_from == own else {}, keep)
 
     def _keep_start(self, phases: tuple[tuple[str, float], ...]) -> None:
         self._kept("the time of a start", lambda: self._folder.write_start(phases))

@@ -8,6 +8,7 @@ import errno
 import signal
 import time
 from collections.abc import Callable, Coroutine
+from typing import Any
 
 from tokenmill import life
 from tokenmill.attempt import Lane
@@ -31,6 +32,9 @@ STOP_GRACE_S = 20.0
 
 EXIT_WAIT_S = 3.0
 """SGLang's main process goes within seconds of its scheduler's crash, after it has written why."""
+
+ADOPTED_WIDTH = 4
+"""Canaries of a server that has served already: its kernels are compiled, and it must be back within 5 s."""
 
 WEIGHTS_LOADED = 60.0
 """Percent at which every engine's phase table says that the weights are in memory."""
@@ -92,7 +96,8 @@ class Supervisor:
         self._answers = 0
         self._rate = Rate()
         self._left_alive = False
-        self._tuned = 0
+        self._adopted = False
+        self._tuned: dict[str, Any] = {}
         self._clock = WatchClock()
 
     def post(self, event: core.Event) -> None:
@@ -237,7 +242,7 @@ class Supervisor:
         try:
             if fresh_ports:
                 self.ports = self._other_ports()
-            self._tuned = self.job.tuning.step
+            self._adopted, self._tuned = False, dict(self.job.tuning.args)
             spec, entry, process = life.spawn(self.job, self.place, self.ports, self._known_as)
         except OSError as error:
             self._known_as(None)
@@ -257,6 +262,7 @@ class Supervisor:
         self.job.changed()
 
     def _watch(self) -> None:
+        self._adopted = self.entry is not None
         nonce = self.entry.nonce if self.entry else ""
         spec = life.spec_for(self.job, self.place, self.ports, nonce)
         if self.entry is not None:
@@ -289,7 +295,8 @@ class Supervisor:
         return min(wanted, (self.job.most_in_flight, "open files"))
 
     async def _run_canary(self, now_living: Life) -> None:
-        result = await now_living.canary(self._capacity[0], self.server.timing.canary_timeout)
+        width = min(self._capacity[0], ADOPTED_WIDTH) if self._adopted else self._capacity[0]
+        result = await now_living.canary(width, self.server.timing.canary_timeout)
         if isinstance(result, Failure):
             # A server that dies under the canary breaks its connections first; its exit says more, and comes now.
             await asyncio.sleep(0.0 if result.kind is FailureKind.WRONG_MODE else EXIT_WAIT_S)

@@ -4,37 +4,30 @@ ran out of it while it captured graphs. Once: what is not enough then is for a p
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tokenmill.engines.base import Engine
+from tokenmill.engines.base import Engine, normal
 
 
 class Tuning:
-    """`args` are the changes so far, of this run or of an earlier start; `keep` is told of each new one."""
+    """`args` are the changes, of this life or of an earlier one (`recall`)."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        configured: Mapping[str, Any],
-        changed: Mapping[str, Any],
-        keep: Callable[[dict[str, Any]], None],
-    ) -> None:
-        self.args = dict(changed)
+    def __init__(self, engine: Engine, configured: Mapping[str, Any]) -> None:
+        self.args: dict[str, Any] = {}
         self._engine = engine
-        self._configured = configured
-        self._keep = keep
+        self._configured = {normal(name): value for name, value in configured.items()}
+        self._keep: Callable[[dict[str, Any]], None] = lambda changed: None
         self._words = ""
 
-    @property
-    def step(self) -> int:
-        """Which change a launch has seen: 0 before the first."""
-        return 1 if self.args else 0
+    def recall(self, changed: Mapping[str, Any], keep: Callable[[dict[str, Any]], None]) -> None:
+        """Takes over what was changed earlier; `keep` is told of what is changed from now on."""
+        self.args, self._keep = dict(changed), keep
+        self._words = ", ".join(f"{name} = {value}" for name, value in changed.items())
 
-    def lower(self, step: int) -> str:
-        """After a launch at `step` ran out of memory: the change in words; empty where nothing is left to lower."""
-        if step < self.step:
-            return self._words or ", ".join(f"{name} = {value}" for name, value in self.args.items())
-        if self.args:
-            return ""
-        found = self._engine.less_memory(self._configured)
+    def lower(self, launched: Mapping[str, Any]) -> str:
+        """After a launch with these changes ran out of memory: what the next one has, in words; empty where nothing is
+        left to lower."""
+        if launched != self.args:
+            return self._words
+        found = None if self.args else self._engine.less_memory(self._configured)
         if found is None:
             return ""
         lowered, self._words = found

@@ -42,7 +42,7 @@ def test_a_restart_takes_the_ports_of_its_own_living_servers_for_its_own(tmp_pat
     me = processes.identify(1)
     assert me is not None
     inner = port + ports.INTERNAL_OFFSET
-    ours = [ServerEntry("", 0, me, 1, port, inner, "none", "tm-x", "launch")]
+    ours = [ServerEntry("", 0, me, 1, port, inner, "none", "tm-x", {})]
     fleet, engine = {"port": port, "gpus": "none", "servers": 1}, {"kind": "fake"}
     with socket.socket() as outer, socket.socket() as other:
         outer.bind(("127.0.0.1", port))

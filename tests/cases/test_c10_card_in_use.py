@@ -59,7 +59,7 @@ def test_what_the_driver_itself_takes_is_no_ones(tmp_path: Path) -> None:
 def entry(pid: int, gpu: str) -> ServerEntry:
     process = processes.identify(pid)
     assert process is not None
-    return ServerEntry("", 0, process, os.getpgid(pid), 30000, 31000, gpu, "tm-x", "launch")
+    return ServerEntry("", 0, process, os.getpgid(pid), 30000, 31000, gpu, "tm-x", {})
 
 
 @pytest.mark.parametrize("seen", ["its own pid", "the host's pid", "no pid"])

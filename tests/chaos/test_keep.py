@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import models
 from tests.chaos.conftest import Command, write_short_prompts
 from tests.harness import Case, answered_prompts, assert_whole, last_turn
 from tokenmill.engines import llamacpp_server
@@ -95,7 +96,24 @@ def test_kept_servers_that_a_config_no_longer_fits_are_replaced(case: Case) -> N
     _interrupt_in_the_middle(case, fleet={"keep_servers": "stopped"})
     pids = case.server_pids()
     assert case.run("--set", "engine.args={slots = 2}", "--set", "fleet.servers=1") == 0, case.output()
-    assert f"server 0, pid {pids[0]}, is ended: it was launched with other flags" in case.output()
+    words = "it was launched with another flag latency-ms, flag requests, flag slots"
+    assert f"server 0, pid {pids[0]}, is ended: {words}" in case.output()
     assert f"server 1, pid {pids[1]}, is ended: this run has no such server" in case.output()
     assert_whole(case, KEYS)
     assert case.leftovers() == []
+
+
+def test_a_changed_template_ends_the_servers_that_have_the_old_one(case: Case) -> None:
+    def up() -> dict[int, int]:
+        assert case.wait(case.command("up", str(case.config))) == 0, case.output()
+        return case.server_pids()
+
+    models.usual(case.folder / "model")
+    case.write(model={"path": str(case.folder / "model")}, stage={"to": "off"})
+    first = up()
+    assert up() == first
+    (case.folder / "model" / "chat_template.jinja").write_text("{{ messages }}")
+    assert set(up().values()).isdisjoint(first.values())
+    assert f"server 0, pid {first[0]}, is ended: it was launched with another model" in case.output()
+    assert case.wait(case.command("down", str(case.run_path))) == 0
+    assert case.ended()

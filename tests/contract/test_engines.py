@@ -47,19 +47,20 @@ def test_arguments_reach_the_command_line(kind: str) -> None:
     assert "--off" not in argv
 
 
-def fingerprint(kind: str, *, gpu: int = 0, **fields: Any) -> str:
+def made_of(kind: str, *, gpu: int = 0, files: str = "", **fields: Any) -> dict[str, str]:
     made = configfile.validate({"model": {"path": "/m", "name": "qwen"}, "prompts": {"path": "p"}}, "test")
     one = spec(kind, **fields)
-    return launch.fingerprint(engine(kind), one, made, Place(0, (gpu,)))
+    return launch.made_of(engine(kind), one, made, Place(0, (gpu,)), files)
 
 
 @every_engine
 def test_a_launch_is_known_again_whatever_its_ports_and_identity(kind: str) -> None:
-    first = fingerprint(kind, args={"context": 8192})
-    assert fingerprint(kind, port=30021, internal_port=31070, nonce="tm-ba9876543210", args={"context": 8192}) == first
-    assert fingerprint(kind, port=8192, args={"context": 8192}) == first, "a number of the arguments is no port"
-    assert fingerprint(kind, args={"context": 4096}) != first
-    assert fingerprint(kind, args={"context": 8192}, gpu=1) != first
+    first = made_of(kind, args={"context": 8192})
+    assert made_of(kind, port=30021, internal_port=31070, nonce="tm-ba9876543210", args={"context": 8192}) == first
+    assert made_of(kind, port=8192, args={"context": 8192}) == first, "a number of the arguments is no port"
+    assert launch.unlike(first, made_of(kind, args={"context": 4096})) == "flag context"
+    assert launch.unlike(first, made_of(kind, args={"context": 8192, "seed": 1}, gpu=1)) == "cards, flag seed"
+    assert launch.unlike(first, made_of(kind, args={"context": 8192}, files="another template")) == "model"
 
 
 @every_engine

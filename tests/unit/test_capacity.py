@@ -96,6 +96,7 @@ def job(folder: Path, **generation: Any) -> Job:
         staged=Staged(None),
         python="",
         version="",
+        model_files="",
         renderer=renderer,
         sampling=sampling,
         pump=pump,
@@ -104,7 +105,7 @@ def job(folder: Path, **generation: Any) -> Job:
         tell=lambda event: None,
         changed=lambda: None,
         last_start=LastStart((), lambda phases: None),
-        tuning=Tuning(engine, {}, {}, lambda changed: None),
+        tuning=Tuning(engine, {}),
     )
 
 

@@ -25,7 +25,7 @@ HOLD += "with RunFolder(Path(sys.argv[1])).own('run'):\n print('held', flush=Tru
 def entry(index: int = 0) -> ServerEntry:
     process = processes.identify(os.getpid())
     assert process is not None
-    return ServerEntry("", index, process, process.pid, 30000, 31000, "0", "tm-a", "abc")
+    return ServerEntry("", index, process, process.pid, 30000, 31000, "0", "tm-a", {})
 
 
 def test_a_folder_has_one_owner_and_says_who(tmp_path: Path) -> None:

@@ -151,37 +151,37 @@ def test_an_argument_knows_the_servers_number(value: Any) -> None:
     assert "3" in str(found)
 
 
-def fingerprint(made: Config, place: Place, first: int = 30000, nonce: str = "tm-a") -> str:
-    return launch.fingerprint(engine_of(made), spec_of(made, place, first, nonce), made, place)
+def made_of(made: Config, place: Place, first: int = 30000, nonce: str = "tm-a") -> dict[str, str]:
+    return launch.made_of(engine_of(made), spec_of(made, place, first, nonce), made, place, "")
 
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_launches_that_differ_in_ports_and_identity_alone_are_alike(kind: str) -> None:
     made, place = config(kind), Place(2, (1,))
-    assert fingerprint(made, place) == fingerprint(made, place, 45000, launch.new_nonce())
+    assert made_of(made, place) == made_of(made, place, 45000, launch.new_nonce())
 
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_other_flags_variables_cards_or_models_are_another_launch(kind: str) -> None:
     place = Place(2, (1,))
-    base = fingerprint(config(kind), place)
+    base = made_of(config(kind), place)
     others = [
-        fingerprint(config(kind, engine={**config(kind).engine.model_dump(), "args": {"x": 1}}), place),
-        fingerprint(config(kind, engine={**config(kind).engine.model_dump(), "env": {"A": "1"}}), place),
-        fingerprint(config(kind), replace(place, gpus=(2,))),
-        fingerprint(config(kind, model={"name": "other"}), place),
+        made_of(config(kind, engine={**config(kind).engine.model_dump(), "args": {"x": 1}}), place),
+        made_of(config(kind, engine={**config(kind).engine.model_dump(), "env": {"A": "1"}}), place),
+        made_of(config(kind), replace(place, gpus=(2,))),
+        made_of(config(kind, model={"name": "other"}), place),
     ]
     assert base not in others[: 3 if kind == "openai" else 4]
 
 
 def test_a_number_that_only_looks_like_a_port_still_counts() -> None:
     made, other = (config(engine={"args": {"context": context}}) for context in (4096, 8192))
-    assert fingerprint(made, Place(0, ())) != fingerprint(other, Place(0, ()))
+    assert made_of(made, Place(0, ())) != made_of(other, Place(0, ()))
 
 
 def test_a_flag_that_changes_from_one_port_number_to_the_other_counts() -> None:
     made, other = (config(engine={"args": {"max-tokens": number}}) for number in (30000, 31000))
-    assert fingerprint(made, Place(0, ())) != fingerprint(other, Place(0, ()))
+    assert made_of(made, Place(0, ())) != made_of(other, Place(0, ()))
 
 
 def test_every_life_has_a_name_of_its_own() -> None:
