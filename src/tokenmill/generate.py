@@ -2,7 +2,8 @@
 
 Invariants: a prompt offered ends as exactly one record or stays with the pump; it is never with two servers at once,
 since it moves on only after its request has ended or was aborted. A server's own trouble (gone, full, engine dead) is
-never charged to the prompt; an error that is the request's own is, and after `attempts` the prompt has failed.
+never charged to the prompt, unless it dies of it again and again (suspects.py); an error that is the request's own is,
+and after `attempts` the prompt has failed.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from tokenmill.errors import (
     RequestError,
     boundary,
 )
+from tokenmill.suspects import Suspects
 
 BUSY_PAUSE_S, BUSY_PAUSE_MAX_S = 0.5, 10.0
 """After "queue full": each slot waits for itself, twice as long at each refusal."""
@@ -57,6 +59,7 @@ class Pump:
         self._deliver = deliver
         self._queue: deque[Prompt] = deque()
         self._again: list[tuple[Prompt, int]] = []
+        self._suspects = Suspects()
         self._hungry: deque[tuple[asyncio.Future[Prompt], Lane]] = deque()
         self._life = f"tm-{int(clock() * 1000):x}"
         self._requests = count()
@@ -79,7 +82,7 @@ class Pump:
 
     @property
     def queued(self) -> int:
-        return len(self._queue) + len(self._again)
+        return len(self._queue) + len(self._again) + len(self._suspects.waiting)
 
     def credits(self) -> int:
         """How many more prompts can be used now: free slots, and as many waiting as the slots would take at once."""
@@ -93,6 +96,7 @@ class Pump:
         self.draining = True
         self._again.clear()
         self._queue.clear()
+        self._suspects.waiting.clear()
 
     # -- the supervisors' side ---------------------------------------------------------------------------------------
     def open(self, lane: Lane) -> None:
@@ -101,12 +105,12 @@ class Pump:
         loop = asyncio.get_running_loop()
         lane.slots = {loop.create_task(self._slot(lane), name=f"{lane.name} slot {n}") for n in range(lane.capacity)}
 
-    def close(self, index: int) -> None:
-        """Takes a server's prompts back, uncharged, and gives it no more."""
+    def close(self, index: int, *, died: bool = False) -> None:
+        """Takes a server's prompts back, uncharged, and gives it no more. `died`: one of them may have done it."""
         lane = self.lanes.pop(index, None)
         if lane is None:
             return
-        lane.held = True
+        lane.held, lane.died = True, died
         for task in lane.slots:
             task.cancel()
         self._feed()  # what waited for this server is for whoever is left
@@ -138,10 +142,11 @@ class Pump:
                 lane.broken_in_row = 0
                 lane.refused_since = None
                 pause = BUSY_PAUSE_S
+                self._suspects.clear(prompt)
                 self._deliver(record)
                 del record  # 0.2 MB that this slot would hold for as long as its next request takes
             except asyncio.CancelledError:
-                self._give_back(prompt)
+                self._taken_back(lane, prompt)
                 raise
             except (BusyError, LocalLimitError) as error:
                 self._give_back(prompt)
@@ -151,6 +156,8 @@ class Pump:
                 await self._failure(lane, prompt, request_id, error)
             finally:
                 lane.in_flight -= 1
+                if self._suspects.left(lane.index, prompt):
+                    self._feed()
             if refused:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, BUSY_PAUSE_MAX_S)
@@ -172,6 +179,8 @@ class Pump:
         """What this server should do next; a prompt that failed on it goes to another one, if there is one."""
         if lane.held:
             return None
+        if suspect := self._suspects.take(lane.index):
+            return suspect
         alone = all(other.held for other in self.lanes.values() if other is not lane)
         for position, (prompt, avoid) in enumerate(self._again):
             if avoid != lane.index or alone:
@@ -198,6 +207,18 @@ class Pump:
             return  # it has no record, so the next start asks for it again
         self._queue.appendleft(prompt)
         self._feed()
+
+    def _taken_back(self, lane: Lane, prompt: Prompt) -> None:
+        """Its server is gone: it goes back, under suspicion where the server died more than once with it."""
+        if not lane.died or not self._suspects.died(lane.index, prompt):
+            self._give_back(prompt)
+        elif self._suspects.is_guilty(prompt):
+            words = f"a server died each of the {self._suspects.deaths(prompt)} times that it was in flight"
+            self._suspects.clear(prompt)
+            self._deliver(self._attempts.failed(prompt, "aborted", words, lane))
+        elif not self.draining:
+            self._suspects.waiting.append(prompt)
+            self._feed()
 
     def _refused(self, lane: Lane, error: RequestError) -> None:
         """A server that is full lets something through now and then; one that never does is in trouble."""

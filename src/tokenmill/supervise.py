@@ -195,8 +195,8 @@ class Supervisor:
                 self._in_life(self._run_canary)
             case core.Admit():
                 self._admit()
-            case core.Withdraw():
-                self._withdraw()
+            case core.Withdraw(died):
+                self._withdraw(died)
             case core.ProbeGeneration():
                 self._in_life(self._probe_generation)
             case core.Kill():
@@ -345,8 +345,8 @@ class Supervisor:
             self._tell("plan", f"not as planned: it says {unforeseen}", "warn")
         self.job.pump.open(self.lane)
 
-    def _withdraw(self) -> None:
-        self.job.pump.close(self.place.index)
+    def _withdraw(self, died: bool = False) -> None:
+        self.job.pump.close(self.place.index, died=died)
         self.lane = None
         self._rate.clear()
 

@@ -488,3 +488,61 @@ def test_a_prompt_that_one_engine_cannot_send_is_done_by_another() -> None:
             assert made.outcome() == {"p0": (STOP, 2)}
 
     play(scene())
+
+
+# -- a prompt that kills its servers -----------------------------------------------------------------------------------
+def test_a_prompt_that_kills_every_server_fails_and_no_other_pays_for_it() -> None:
+    """As an engine does that asserts on one prompt: all in flight go down with it, again and again."""
+
+    async def scene() -> None:
+        async with Scene() as made:
+            doomed: set[int] = set()
+
+            def poisoned(index: int) -> Behaviour:
+                async def behave(key: str, times: int) -> bytes:
+                    await asyncio.sleep(1.0)
+                    if key == "p3":
+                        doomed.add(index)
+                        await asyncio.sleep(1e9)
+                    return DONE
+
+                return behave
+
+            made.pump.offer(prompts(40))
+            for index in (0, 1):
+                made.lane(index, poisoned(index), capacity=4)
+            deaths = 0
+            while len(made.records) < 40:
+                await asyncio.sleep(0.5)
+                for index in sorted(doomed):
+                    deaths += 1
+                    made.pump.close(index, died=True)
+                    await settle()
+                    made.lane(index, poisoned(index), capacity=4)
+                doomed.clear()
+                assert deaths <= 4, "it goes on and on"
+            outcome = made.outcome()
+            assert outcome.pop("p3")[0] != STOP
+            assert outcome == {f"p{n}": (STOP, 1) for n in range(40) if n != 3}
+            (failed,) = (record for record in made.records if record.key == "p3")
+            assert failed.labels == ("aborted",)
+
+    play(scene())
+
+
+def test_servers_that_die_of_something_else_cost_no_prompt_anything() -> None:
+    async def scene() -> None:
+        async with Scene() as made:
+            made.pump.offer(prompts(30))
+            for index in (0, 1):
+                made.lane(index, hangs, capacity=3)
+            for _ in range(4):
+                for index in (0, 1):
+                    await settle()
+                    made.pump.close(index, died=True)
+                    await settle()
+                    made.lane(index, answers, capacity=3)
+            await made.until(30)
+            assert made.outcome() == {f"p{n}": (STOP, 1) for n in range(30)}
+
+    play(scene())

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Literal
 
 from tokenmill.core.server import (
+    BY_A_PROMPT,
     FINAL,
     LIVE,
     SERVING,
@@ -239,8 +240,9 @@ def _fail(server: Server, failure: Failure, now: float, mended: str = "") -> Ste
         server = replace(server, next_backoff=0.0, probation=False, once_failed=frozenset())
     if _is_of_the_config(failure) and server.ready_at is not None:
         failure = replace(failure, kind=FailureKind.CRASH)  # it has worked with this config
+    withdraw = Withdraw(died=server.state in SERVING and failure.kind in BY_A_PROMPT)
     server = replace(server, failure=failure)
-    ending: tuple[Action, ...] = (Withdraw(), Kill()) if server.owned else (Withdraw(),)
+    ending: tuple[Action, ...] = (withdraw, Kill()) if server.owned else (withdraw,)
     server, actions = _after(server, failure, mended, now)
     return replace(server, gone=not server.owned), (*ending, *actions)
 

@@ -67,6 +67,14 @@ class Restart(StrEnum):
     WAIT = "wait"  # the surroundings' fault: with back-off, never charged
 
 
+BY_A_PROMPT = frozenset(
+    {
+        *(FailureKind.CRASH, FailureKind.UNKNOWN, FailureKind.CHILD, FailureKind.WATCHDOG, FailureKind.HANG),
+        *(FailureKind.DEVICE, FailureKind.MEMORY),
+    }
+)
+"""What a prompt can do to a server that serves."""
+
 RESTARTS: Mapping[FailureKind, Restart] = {
     FailureKind.FLAG: Restart.NEVER,
     FailureKind.VERSION: Restart.NEVER,
@@ -264,7 +272,9 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Take its prompts back, uncharged."""
+    """Take its prompts back, uncharged. `died`: while it served, and one of them may have done it."""
+
+    died: bool = False
 
 
 @dataclass(frozen=True, slots=True)

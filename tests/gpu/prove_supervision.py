@@ -1,0 +1,170 @@
+"""Supervision of real SGLang servers on a GPU: python -m tests.gpu.prove_supervision OUT --model DIR --site DIR
+
+Two servers on one card under `tokenmill run`; then, one after another: the scheduler of one is stopped (SIGSTOP) with
+work in flight, the scheduler of one is killed (-9), the main process of one is killed, tokenmill itself is killed and
+adopts. Of each: what tokenmill said, after how many seconds, and the card's memory by NVML before and after the run.
+Not a test of pytest's: that machine has no network and no pytest.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.prove_sglang import FLAGS, START_S, make_case, phases, write_prompts
+from tests.harness import Case, assert_whole
+from tokenmill import events
+from tokenmill.events import Event
+from tokenmill.machine import nvml, processes
+
+PROMPTS = 6000
+STALL_S = 15.0
+
+Running = subprocess.Popen[str]
+
+
+def used_mib() -> list[int]:
+    return [card.memory_used >> 20 for card in nvml.read()]
+
+
+def child(case: Case, server: int, word: bytes) -> int:
+    """A process of a server by its title; SGLang names them sglang::scheduler and sglang::detokenizer."""
+    entry = next(entry for entry in case.run_folder.state().servers if entry.index == server)
+    for pid in processes.members(entry.group, entry.nonce):
+        if word in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    raise AssertionError(f"server {server} has no {word!r}")
+
+
+def serving(case: Case, process: Running) -> None:
+    """Until both servers are ready and have something in flight."""
+    deadline = time.monotonic() + START_S
+    while True:
+        assert process.poll() is None, case.output()
+        assert time.monotonic() < deadline, case.output()
+        status = case.run_folder.status()
+        if status and len(status.servers) == 2 and all(s.state == "ready" and s.in_flight for s in status.servers):
+            return
+        time.sleep(0.1)
+
+
+def told(case: Case, process: Running, at: int, server: int) -> Event:
+    """The next warning of a server that is more than a doubt."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, case.output()
+        for event, _ in events.read(case.run_folder.events, at):
+            if event.server == str(server) and event.level == "warn" and event.kind == "server":
+                return event
+        time.sleep(0.02)
+    raise AssertionError(f"nothing was said of server {server}:\n{case.output()}")
+
+
+def harm(case: Case, process: Running, server: int, word: bytes, number: signal.Signals) -> dict[str, Any]:
+    serving(case, process)
+    at, pid = case.run_folder.events.stat().st_size, child(case, server, word)
+    began = time.time()
+    os.kill(pid, number)
+    event = told(case, process, at, server)
+    seen = event.t - began
+    serving(case, process)
+    back = time.time() - began
+    words = {"harm": f"{number.name} of {word.decode()}", "told after s": round(seen, 2), "said": event.text}
+    return {**words, "lines": list(event.lines), "both serve again after s": round(back, 1)}
+
+
+def supervision(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """All harms in one run; every id is there once at its end, and the card's memory is back."""
+    before = used_mib()
+    case = make_case(
+        folder,
+        args,
+        31700,
+        fleet={"stall_timeout": f"{STALL_S:.0f}s", "stagger": "first", "servers": 2},
+        generation={"max_tokens": 400, "thinking": False, "concurrency": 32},
+    )
+    write_prompts(case.folder / "prompts.jsonl", PROMPTS)
+    process = case.start()
+    found: list[dict[str, Any]] = []
+    eta: list[float] = []
+    for server, word, number in (
+        (0, b"scheduler", signal.SIGSTOP),
+        (1, b"scheduler", signal.SIGKILL),
+        (0, b"launch_server", signal.SIGKILL),
+    ):
+        found.append(harm(case, process, server, word, number))
+    status = case.run_folder.status()
+    eta += [server.eta_s for server in (status.servers if status else ()) if server.eta_s]
+    process.kill()
+    process.wait()
+    began = time.monotonic()
+    process = case.start()
+    serving(case, process)
+    adopted = time.monotonic() - began
+    code = case.wait(process, 600)
+    assert code == 0, case.output()
+    assert_whole(case, {f"p{n}" for n in range(PROMPTS)})
+    return {
+        "harms": found,
+        "seconds until both adopted servers serve": round(adopted, 1),
+        "adopted": case.output().count("adopts pid"),
+        "MiB used before, after": [before, used_mib()],
+        "leftovers": case.leftovers(),
+        "phases": phases(case),
+        "start as kept": case.run_folder.state().start,
+    }
+
+
+def flags(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """A fraction that leaves no room for graphs: told as what it is, lowered once for all."""
+    case = make_case(
+        folder,
+        args,
+        31800,
+        engine={"args": {**FLAGS, "mem-fraction-static": 0.988, "cuda-graph-max-bs": 256}},
+        fleet={"servers": 1},
+        generation={"max_tokens": 50, "thinking": False},
+    )
+    write_prompts(case.folder / "prompts.jsonl", 50)
+    code = case.run(timeout_s=START_S)
+    warned = [event.text for event, _ in events.read(case.run_folder.events) if event.level == "warn"]
+    return {"code": code, "warned": warned, "phases": phases(case), "MiB used": used_mib()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--site", required=True)
+    parser.add_argument("--work", type=Path, default=Path("/tmp/prove-supervision"))
+    parser.add_argument("--no-gpu", action="store_true", help="a rehearsal with a stand-in for the engine")
+    parser.add_argument("--only", default="supervision,flags")
+    args = parser.parse_args()
+    shutil.rmtree(args.work, ignore_errors=True)
+    args.work.mkdir(parents=True)
+    results: dict[str, Any] = {}
+    steps = {"supervision": supervision, "flags": flags}
+    for name in args.only.split(","):
+        began = time.monotonic()
+        try:
+            results[name] = steps[name](args.work / name, args)
+        except AssertionError as error:
+            results[name] = {"FAILED": str(error)[-6000:]}
+        results[name]["took"] = round(time.monotonic() - began, 1)
+        print(name, json.dumps(results[name], indent=1, default=str), flush=True)
+        (args.out / "supervision.json").write_text(json.dumps(results, indent=1, default=str))
+    for log in args.work.rglob("server-*.log"):
+        shutil.copy(log, args.out / f"{log.parent.parent.parent.parent.name}-{log.name}")
+    for log in args.work.rglob("output.txt"):
+        shutil.copy(log, args.out / f"{log.parent.name}-output.txt")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
