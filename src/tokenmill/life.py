@@ -163,7 +163,7 @@ class Life:
             lines = self._tail.read()
             with self._seam():
                 for line in lines if self._state() is State.STARTING else ():
-                    phase = self.job.engine.phase(line)
+                    phase = self.job.engine.phase(line, last[1])
                     if phase is not None and (phase.name, phase.percent) != last:
                         last = (phase.name, phase.percent)
                         self._post(core.PhaseSeen(phase.name, phase.percent))
