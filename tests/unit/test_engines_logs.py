@@ -95,7 +95,12 @@ def test_a_death_is_explained_by_its_log(tail: list[str], code: int | None, kind
             "it was killed (SIGKILL): by the kernel, short of memory, or by somebody's kill -9",
             "dmesg",
         ),
-        (-7, FailureKind.SHM, "a mapped page could not be had (SIGBUS)", "df -h /dev/shm"),
+        (
+            -7,
+            FailureKind.SHM,
+            "a mapped page could not be had (SIGBUS): shared memory (/dev/shm) is full",
+            "df -h /dev/shm",
+        ),
         (-15, FailureKind.CRASH, "it was ended from outside (SIGTERM)", ""),
         (255, FailureKind.UNKNOWN, "it died, and its log does not say why", ""),
     ],

@@ -6,6 +6,7 @@ path answers 503; /health never touches the inference thread afterwards, /metric
 """
 
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ from tokenmill.engines.logs import (
     COMMON_ROOTS,
     COMMON_WEAK,
     DOCTOR,
+    MOUNT_AWAY,
     WHO_HOLDS,
     Cause,
     Phase,
@@ -126,6 +128,9 @@ _TOO_BIG = Cause(
 )
 _NO_ROOM = Cause(FailureKind.MEMORY_KV, "the weights leave too little memory for this context", _LESS)
 
+_MAPPED = Rule(r"\bSIGBUS\b|Bus error", *MOUNT_AWAY, signal=signal.SIGBUS)
+"""The file stays mapped, so that a mount which goes away ends the server at its next page; it uses no /dev/shm."""
+
 _ROOTS: tuple[Rule, ...] = (
     Rule(
         r"error: invalid argument|the argument has been removed|error while handling argument",
@@ -196,7 +201,7 @@ _NOTICED = (
     Rule(r"GGML_ASSERT", FailureKind.CRASH, "an assertion in llama.cpp failed"),
 )
 
-TIERS: Tiers = ((*COMMON_ROOTS, *_ROOTS), _OUT_OF_MEMORY, COMMON_WEAK, (*_NOTICED, *COMMON_NOTICED))
+TIERS: Tiers = ((_MAPPED, *COMMON_ROOTS, *_ROOTS), _OUT_OF_MEMORY, COMMON_WEAK, (*_NOTICED, *COMMON_NOTICED))
 
 _HARMLESS = re.compile(r"encountered an error while trying to fit params|send_error: task id|speculative decoding not")
 """It tries to fit the model into free memory, fails and goes on; a prompt that is too long is the request's fault."""

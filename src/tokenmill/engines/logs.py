@@ -5,9 +5,10 @@ causes in a log the first one decides, and the words of those who only noticed c
 """
 
 import re
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from tokenmill.core.server import Failure, FailureKind
@@ -17,6 +18,9 @@ LINES = 3
 
 LINE_CHARS = 400
 """A line that is shown is cut here: argument lists and dumps run to kilobytes."""
+
+CAUSE_CHARS = 160
+"""Of an exception that is the cause; the line itself is shown below it."""
 
 SEARCHED_CHARS = 1000
 """So much of a line is looked at: what it is about stands at its beginning, and 600 long lines take seconds else."""
@@ -80,13 +84,15 @@ class Cause(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A line → a cause. `at`: the cause where the line comes in a certain phase of the start."""
+    """A line → a cause. `at`: the cause where the line comes in a certain phase of the start. `signal`: an end by that
+    signal means the same, where no line says more."""
 
     pattern: str
     kind: FailureKind
     cause: str
     fix: str = ""
     at: Mapping[str, Cause] | None = None
+    signal: int = 0
 
     def told(self, phase: str) -> Cause:
         """The cause, given the phase in which the line came."""
@@ -117,7 +123,7 @@ _CANNOT_READ = (
 MOUNT_AWAY = Cause(
     FailureKind.STORAGE,
     "files that it needs cannot be read now: the mount they lie on is away",
-    'df; ls on the path in the line   shows whether the mount is back; stage.to = "auto" does without it',
+    'df; ls on the path in the line   shows whether the mount is back; stage.to = "auto" copies the model off it',
 )
 
 COMMON_ROOTS: tuple[Rule, ...] = (
@@ -160,7 +166,8 @@ COMMON_ROOTS: tuple[Rule, ...] = (
         FailureKind.SHM,
         "a mapped page could not be had (SIGBUS): shared memory (/dev/shm) is full",
         "df -h /dev/shm; ls -l /dev/shm",
-        at=dict.fromkeys(("weights", "draft weights"), MOUNT_AWAY),
+        at=dict.fromkeys(("weights", "draft weights"), MOUNT_AWAY),  # they are mapped from the model's files
+        signal=signal.SIGBUS,
     ),
     Rule(
         r"driver on your system is too old|driver version is insufficient|unsupported toolchain",
@@ -219,18 +226,19 @@ _PREFIX = re.compile(
 """vLLM's process, level, time and place, and SGLang's time."""
 
 _SIGNALS: Mapping[int, Cause] = {
-    2: Cause(FailureKind.CRASH, "it was interrupted from outside (SIGINT)"),
-    4: Cause(FailureKind.CRASH, "it died of an illegal instruction (SIGILL)", "use a build for this processor: lscpu"),
-    6: Cause(FailureKind.CRASH, "it aborted (SIGABRT)"),
-    7: Cause(FailureKind.SHM, "a mapped page could not be had (SIGBUS)", "df -h /dev/shm; df   shows what is full"),
-    8: Cause(FailureKind.CRASH, "it died of an arithmetic error (SIGFPE)"),
-    9: Cause(
+    signal.SIGINT: Cause(FailureKind.CRASH, "it was interrupted from outside (SIGINT)"),
+    signal.SIGILL: Cause(
+        FailureKind.CRASH, "it died of an illegal instruction (SIGILL)", "use a build for this processor: lscpu"
+    ),
+    signal.SIGABRT: Cause(FailureKind.CRASH, "it aborted (SIGABRT)"),
+    signal.SIGFPE: Cause(FailureKind.CRASH, "it died of an arithmetic error (SIGFPE)"),
+    signal.SIGKILL: Cause(
         FailureKind.CRASH,
         "it was killed (SIGKILL): by the kernel, short of memory, or by somebody's kill -9",
         KERNEL_LOG,
     ),
-    11: Cause(FailureKind.CRASH, "it crashed in native code (segmentation fault)"),
-    15: Cause(FailureKind.CRASH, "it was ended from outside (SIGTERM)"),
+    signal.SIGSEGV: Cause(FailureKind.CRASH, "it crashed in native code (segmentation fault)"),
+    signal.SIGTERM: Cause(FailureKind.CRASH, "it was ended from outside (SIGTERM)"),
 }
 
 
@@ -245,7 +253,7 @@ def explain(tiers: Tiers, tail: Sequence[str], exit_code: int | None, phases: Ph
                 if pattern.search(line):
                     told = rule.told(phases.last(tail[:place]))
                     return Failure(*told, tuple(_decisive(pattern, tail, place)), exit_code)
-    return _unexplained(tail, exit_code)
+    return _unexplained(tiers, tail, exit_code, phases)
 
 
 def meant(tail: Sequence[str], harmless: re.Pattern[str], dump: tuple[str, str] | None = None) -> list[str]:
@@ -302,21 +310,23 @@ def _last_exception(tail: Sequence[str]) -> str:
     return next(_exceptions(tail[begins[-1] :]), "") if begins else ""
 
 
-def _unexplained(tail: Sequence[str], exit_code: int | None) -> Failure:
+def _unexplained(tiers: Tiers, tail: Sequence[str], exit_code: int | None, phases: PhaseTable) -> Failure:
+    """No line tells: the signal that ended it may, or an exception that no rule knows."""
     words = tuple(line.strip()[:LINE_CHARS] for line in tail if line.strip())[-LINES:]
-    if signal := _SIGNALS.get(_signal(exit_code)):
-        return Failure(*signal, words, exit_code)
+    if number := _signal(exit_code):
+        rule = next((rule for rule in chain.from_iterable(tiers) if rule.signal == number), None)
+        if told := rule.told(phases.last(tail)) if rule else _SIGNALS.get(number):
+            return Failure(*told, words, exit_code)
     if exit_code == 0:
         return Failure(FailureKind.UNKNOWN, "it ended by itself", "", words, exit_code)
     if exception := _last_exception(tail):
         line = exception.strip()[:LINE_CHARS]
-        return Failure(FailureKind.CRASH, f"it died of {_bare(line)[:160]}", "", (line,), exit_code)
+        return Failure(FailureKind.CRASH, f"it died of {_bare(line)[:CAUSE_CHARS]}", "", (line,), exit_code)
     cause = "it died, and its log does not say why" if words else "it died without a word in its log"
     return Failure(FailureKind.UNKNOWN, cause, "", words, exit_code)
 
 
 def _signal(exit_code: int | None) -> int:
-    """Python says -9, a shell 137."""
-    if exit_code is None:
-        return 0
-    return -exit_code if exit_code < 0 else exit_code - 128
+    """The signal that ended it, 0 for none: Python says -9, a shell 137."""
+    code = exit_code or 0
+    return -code if code < 0 else max(0, code - 128)

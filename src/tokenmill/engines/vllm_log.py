@@ -181,6 +181,12 @@ _NOTICED = (
         KERNEL_LOG,
     ),
     Rule(
+        r"Failed core proc\(s\): \{[^}]*-9\b",
+        FailureKind.CHILD,
+        "its engine core was killed (SIGKILL) in the start: by the kernel, short of memory, or by somebody's kill -9",
+        KERNEL_LOG,
+    ),
+    Rule(
         r"Engine core initialization failed|WorkerProc initialization failed",
         FailureKind.CHILD,
         "its engine core died in the start, without a word",
