@@ -174,7 +174,9 @@ class Life:
         self._tail.read()
         code = self._process.wait() if self._process is not None else None
         with self._seam():
-            self._post(core.Failed(await self._explained(self.job.engine.diagnose(self._tail.tail(), code))))
+            # 600 long lines take seconds to be searched for all causes.
+            failure = await asyncio.to_thread(self.job.engine.diagnose, self._tail.tail(), code)
+            self._post(core.Failed(await self._explained(failure)))
 
     async def _explained(self, failure: Failure) -> Failure:
         """What a restart could not mend may be a mount that is away: then it is waited for."""
@@ -189,8 +191,8 @@ class Life:
         while True:
             lines = self._tail.read()
             with self._seam():
-                for line in lines if self._state() is State.STARTING else ():
-                    phase = self.job.engine.phase(line)
+                for line in lines if self._state() in (State.STARTING, State.ANSWERING) else ():
+                    phase = self.job.engine.phase(line, last[1])
                     if phase is not None and (phase.name, phase.percent) != last:
                         last = (phase.name, phase.percent)
                         self._post(core.PhaseSeen(phase.name, phase.percent))

@@ -330,14 +330,17 @@ class LocalNode:
 
     def _recall(self, job: Job, place: Place) -> None:
         """What an earlier start had to lower holds on, as long as the config asks for the same launch."""
-        nowhere = replace(place, index=0, gpus=())
-        spec = spec_for(job, nowhere, ports.Ports(0, 0), "")
-        own, state = launch.made_of(job.engine, spec, self.config, nowhere, job.model_files), self._folder.state()
+        state = self._folder.state()
+
+        def parts() -> dict[str, str]:
+            nowhere = replace(place, index=0, gpus=())
+            spec = spec_for(job, nowhere, ports.Ports(0, 0), "")
+            return launch.made_of(job.engine, spec, self.config, nowhere, job.model_files)
 
         def keep(changed: dict[str, Any]) -> None:
-            self._kept("what was lowered", lambda: self._folder.write_changed(changed, own))
+            self._kept("what was lowered", lambda: self._folder.write_changed(changed, parts()))
 
-        job.tuning.recall(state.changed if state.changed_from == own else {}, keep)
+        job.tuning.recall(state.changed if state.changed and state.changed_from == parts() else {}, keep)
 
     def _keep_start(self, phases: tuple[tuple[str, float], ...]) -> None:
         self._kept("the time of a start", lambda: self._folder.write_start(phases))

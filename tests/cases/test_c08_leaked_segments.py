@@ -16,7 +16,7 @@ import pytest
 from tests.doctoring import ROOM, context, told
 from tokenmill.checks.room import check_room
 from tokenmill.core.server import FailureKind
-from tokenmill.engines.base import COMMON_RULES, match_rules
+from tokenmill.engines.logs import COMMON_ROOTS, explain
 from tokenmill.machine import shm
 from tokenmill.machine.shm import Segment
 
@@ -87,5 +87,5 @@ def test_a_few_forgotten_semaphores_are_not_worth_a_word(tmp_path: Path) -> None
 
 def test_a_server_that_dies_of_full_shared_memory_says_so() -> None:
     tail = ["OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'"]
-    failure = match_rules(COMMON_RULES, tail, 1)
+    failure = explain((COMMON_ROOTS,), tail, 1)
     assert (failure.kind, failure.cause) == (FailureKind.SHM, "shared memory (/dev/shm) is full")

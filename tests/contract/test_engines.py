@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -14,7 +15,9 @@ from tests.contract.samples import NONCE, SAMPLES, Sample, engine, sglang_reply,
 from tokenmill import configfile, launch, plugins
 from tokenmill.core.records import NULL
 from tokenmill.core.server import Failure
+from tokenmill.engines import llamacpp, sglang_log, vllm_log
 from tokenmill.engines.base import Rendered, Sampling
+from tokenmill.engines.logs import NO_PHASES
 from tokenmill.errors import BrokenError
 from tokenmill.launch import Place
 
@@ -141,7 +144,9 @@ def test_junk_in_a_log_never_raises_and_any_end_has_a_diagnosis(
     assert isinstance(failure, Failure)
     assert failure.cause
     for line in (*tail, f"Loading safetensors checkpoint shards: {percent}%"):
-        one.phase(line)
+        for reached in (0.0, 60.0, 99.0):
+            phase = one.phase(line, reached)
+            assert phase is None or reached <= phase.percent <= 100
     one.info(spec(kind), SAMPLES[kind].info, text)
     assert one.load(text).tokens is None
     assert one.too_long(text) in (True, False)
@@ -202,6 +207,75 @@ def test_a_gauge_that_is_no_number_is_no_evidence_of_work(kind: str, value: str)
     assert (load.tokens, load.accept_length) == (None, None)
     assert not load.running
     assert not load.queued
+
+
+# -- starts and retries ------------------------------------------------------------------------------------------------
+TABLES = {"sglang": sglang_log.PHASES, "vllm": vllm_log.PHASES, "llamacpp": llamacpp.PHASES}
+every_table = pytest.mark.parametrize("kind", TABLES)
+
+
+@every_table
+def test_a_row_holds_from_what_was_reached_to_what_it_tells(kind: str) -> None:
+    for row in TABLES[kind].rows:
+        assert row.since <= row.start <= (row.end or row.start) <= 100, row
+        assert (row.end is not None) == bool(re.compile(row.pattern).groups), row
+
+
+@every_table
+def test_of_rows_for_one_line_the_later_pass_comes_first(kind: str) -> None:
+    rows = TABLES[kind].rows
+    for pattern in {row.pattern for row in rows}:
+        since = [row.since for row in rows if row.pattern == pattern]
+        assert since == sorted(set(since), reverse=True), pattern
+
+
+@every_engine
+def test_limits_are_for_phases_that_there_are(kind: str) -> None:
+    limits = engine(kind).phase_limits
+    names = {row.name for row in TABLES.get({"fake": "vllm"}.get(kind, kind), NO_PHASES).rows}
+    assert set(limits) <= names
+    assert all(limit >= 60 for limit in limits.values())
+    assert not {name for name in limits if any(word in name for word in ("weights", "graphs", "compile", "memory"))}
+
+
+SGLANG_FLAG, VLLM_FLAG = "mem-fraction-static", "gpu-memory-utilization"
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "wanted", "words"),
+    [
+        ("sglang", {SGLANG_FLAG: 0.9}, {SGLANG_FLAG: 0.85}, "mem-fraction-static 0.90 → 0.85"),
+        ("sglang", {"mem_fraction_static": 0.9}, {"mem_fraction_static": 0.85}, "mem-fraction-static 0.90 → 0.85"),
+        ("sglang", {"x": 1}, {"x": 1, SGLANG_FLAG: 0.7}, "mem-fraction-static the engine's own choice → 0.70"),
+        ("vllm", {VLLM_FLAG: 0.8}, {VLLM_FLAG: 0.75}, "gpu-memory-utilization 0.80 → 0.75"),
+        ("vllm", {}, {VLLM_FLAG: 0.87}, "gpu-memory-utilization 0.92 → 0.87"),
+        ("fake", {SGLANG_FLAG: 0.9}, {SGLANG_FLAG: 0.85}, "mem-fraction-static 0.90 → 0.85"),
+    ],
+)
+def test_less_memory_is_a_step_and_said_in_words(
+    kind: str, args: dict[str, Any], wanted: dict[str, Any], words: str
+) -> None:
+    given = dict(args)
+    assert engine(kind).less_memory(args) == (wanted, words)
+    assert args == given, "what was given is left as it is"
+
+
+@every_engine
+def test_less_memory_ends(kind: str) -> None:
+    args: Mapping[str, Any] = {}
+    for _ in range(10):
+        less = engine(kind).less_memory(args)
+        if less is None:
+            return
+        args = less[0]
+    raise AssertionError(args)
+
+
+def test_an_engine_without_a_fraction_has_no_less() -> None:
+    assert engine("llamacpp").less_memory({"ctx-size": 8192}) is None
+    assert engine("openai").less_memory({"mem-fraction-static": 0.9}) is None
+    assert engine("fake").less_memory({}) is None
+    assert engine("vllm").less_memory({"kv-cache-memory-bytes": 10**10}) is None, "it overrides the share"
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Logs, metrics and pages of real engines (tests/data), read by the plug-ins: phases, capacity, load, ends."""
 
 import json
-from itertools import pairwise
+import re
+from itertools import groupby
 
 import pytest
 
@@ -10,139 +11,116 @@ from tests.contract.samples import LLAMA, SAMPLES, SGLANG, VLLM, engine, spec
 from tokenmill.core.capacity import Limits, in_flight
 from tokenmill.core.lifecycle import step
 from tokenmill.core.server import FailureKind, Launch, PhaseSeen, Server
-from tokenmill.engines.base import Phase
+from tokenmill.engines.logs import Phase
 from tokenmill.machine.logtail import KEPT_LINES
+
+SOURCE = "from-source"
 
 HEALTHY = {
     f"{SGLANG}/plain.log": "sglang",
     f"{SGLANG}/ngram.log": "sglang",
     f"{SGLANG}/hybrid-mtp-reference-flags.log": "sglang",
+    f"{SOURCE}/sglang-0.5.23-plain.log": "sglang",
+    f"{SOURCE}/sglang-0.5.23-mtp.log": "sglang",
     f"{VLLM}/eager.log": "vllm",
     f"{VLLM}/compile.log": "vllm",
     f"{VLLM}/ngram.log": "vllm",
+    f"{SOURCE}/vllm-0.33-v1-mtp.log": "vllm",
+    f"{SOURCE}/vllm-0.33-v2-mtp.log": "vllm",
+    f"{SOURCE}/vllm-0.33-v2-plain.log": "vllm",
     f"{LLAMA}/serving.log": "llamacpp",
+    f"{SOURCE}/llamacpp-draft.log": "llamacpp",
 }
 """Servers that came up and worked; three of them were killed in the end, none for a reason of theirs."""
 
+every_healthy_log = pytest.mark.parametrize(("name", "kind"), HEALTHY.items())
+
 
 def phases(name: str, kind: str) -> list[Phase]:
-    found = (engine(kind).phase(line) for line in recorded.lines(name))
-    return [phase for phase in found if phase is not None]
+    """All that a log tells, line by line, as one life sees it."""
+    found: list[Phase] = []
+    for line in recorded.lines(name):
+        if phase := engine(kind).phase(line, found[-1].percent if found else 0.0):
+            found.append(phase)
+    return found
 
 
-def names(name: str, kind: str) -> list[str]:
-    """The phases in the order in which they were first seen."""
-    return list(dict.fromkeys(phase.name for phase in phases(name, kind)))
+def brief(seen: list[Phase]) -> str:
+    """Each phase with the percents that it went through, rounded: "weights 6 33 60"."""
+    blocks = (
+        f"{name} {' '.join(dict.fromkeys(f'{phase.percent:.4g}' for phase in block))}"
+        for name, block in groupby(seen, key=lambda phase: phase.name)
+    )
+    return "; ".join(blocks)
 
 
-def drops(seen: list[Phase]) -> list[tuple[Phase, Phase]]:
-    """Where the percent runs backwards."""
-    return [(one, two) for one, two in pairwise(seen) if two.percent < one.percent]
+PHASES = dict(line.split("\t") for line in recorded.text("phases.tsv").splitlines()[1:])
 
 
 # -- phases ------------------------------------------------------------------------------------------------------------
-def test_sglang_a_plain_start_is_told_phase_by_phase() -> None:
-    wanted = ["arguments", "distributed", "weights", "memory", "graphs", "prefill graphs", "capacity", "http", "warm"]
-    assert names(f"{SGLANG}/plain.log", "sglang") == wanted
-    assert names(f"{SGLANG}/ngram.log", "sglang") == wanted
+@every_healthy_log
+def test_a_start_is_told_phase_by_phase(name: str, kind: str) -> None:
+    assert brief(phases(name, kind)) == PHASES[name]
 
 
-def test_sglang_target_and_draft_are_told_apart() -> None:
-    seen = names(f"{SGLANG}/hybrid-mtp-reference-flags.log", "sglang")
-    assert seen == [
-        *("arguments", "distributed", "weights", "memory", "graphs", "draft weights", "draft graphs"),
-        *("capacity", "http", "warm"),
-    ]
-    told = {line: phase for line in recorded.lines(f"{SGLANG}/hybrid-mtp-reference-flags.log") if (phase := tell(line))}
-    by_words = {
-        words: [p.name for line, p in told.items() if words in line] for words in ("type=Qwen3_5For", "Capture")
-    }
-    assert by_words["type=Qwen3_5For"] == ["weights", "draft weights"]
-    assert by_words["Capture"] == ["graphs", "graphs", "draft graphs", "draft graphs", "draft graphs", "draft graphs"]
+@every_healthy_log
+def test_percent_never_falls_and_a_start_ends_at_its_last_phase(name: str, kind: str) -> None:
+    seen = phases(name, kind)
+    percents = [phase.percent for phase in seen]
+    assert percents == sorted(percents)
+    assert (seen[-1].name, seen[-1].percent) == {"sglang": ("warm", 99)}.get(kind, ("http", 98))
 
 
-def tell(line: str) -> Phase | None:
-    return engine("sglang").phase(line)
+@every_healthy_log
+def test_what_a_user_sees_of_a_start_is_what_the_log_tells(name: str, kind: str) -> None:
+    server = step(Server(0), Launch(), 0.0)[0]
+    for phase in phases(name, kind):
+        server = step(server, PhaseSeen(phase.name, phase.percent), 1.0)[0]
+        assert (server.phase, server.percent) == (phase.name, phase.percent)
 
 
-@pytest.mark.parametrize("name", [f"{SGLANG}/plain.log", f"{SGLANG}/ngram.log"])
-def test_sglang_percent_never_goes_back_without_a_draft_model(name: str) -> None:
-    assert drops(phases(name, "sglang")) == []
+@every_healthy_log
+def test_target_and_draft_are_told_apart_in_every_block(name: str, kind: str) -> None:
+    """A draft model's phases carry its name; a log without one has none, and each of them comes once."""
+    blocks = [block for block, _ in groupby(phase.name for phase in phases(name, kind))]
+    drafts = [block for block in blocks if block.startswith("draft")]
+    assert bool(drafts) == ("mtp" in name or "draft" in name or name == f"{VLLM}/ngram.log")
+    assert len(drafts) == len(set(drafts))
+    again = {block for block in blocks if blocks.count(block) > 1}
+    assert again <= {"memory"}, "0.5.23 loads the draft between the target's weights and the pools of both"
 
 
-def test_sglang_percent_goes_back_only_where_the_draft_repeats_the_target() -> None:
-    seen = phases(f"{SGLANG}/hybrid-mtp-reference-flags.log", "sglang")
-    draft_begins = [n for n, phase in enumerate(seen) if phase.name == "distributed"][2]  # begin and end, then again
-    draft_ends = max(n for n, phase in enumerate(seen) if phase.name == "draft graphs")
-    assert drops(seen[:draft_begins]) == []
-    assert drops(seen[draft_ends:]) == []
-    known = {phase.name for phase in seen[:draft_begins]} | {"draft graphs"}
-    assert {two.name for _, two in drops(seen[draft_begins - 1 : draft_ends + 1])} <= known
+def test_a_log_read_twice_from_its_start_tells_the_same() -> None:
+    """An adopted server's log is read again."""
+    name = f"{SGLANG}/hybrid-mtp-reference-flags.log"
+    assert phases(name, "sglang") == phases(name, "sglang")
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
+    ("line", "reached", "wanted"),
     [
-        ("eager", ["arguments", "config", "engine", "weights", "memory", "http"]),
-        ("compile", ["arguments", "config", "engine", "weights", "compile", "memory", "http"]),
-        ("ngram", ["arguments", "config", "engine", "weights", "draft weights", "memory", "http"]),
+        ("Load weight begin. avail mem=69.56 GB", 0, ("weights", 6)),
+        ("Load weight begin. avail mem=69.56 GB", 78, ("draft weights", 82)),
+        ("Load weight begin. avail mem=69.56 GB", 65, ("draft weights", 82)),
+        ("Load weight begin. avail mem=69.56 GB", 60, ("draft weights", 60.5)),
+        ("Multi-thread loading shards:  50% Completed | 2/4", 82, ("draft weights", 82.5)),
+        ("Capturing batches (bs=1 avail_mem=36.01 GB):  50%|", 84, ("draft graphs", 85.5)),
+        ("Load weight end. Committed real weights after CUDA graph capture in 9.20 s", 92, ("weights", 92)),
     ],
 )
-def test_vllm_a_start_is_told_phase_by_phase_and_never_runs_backwards(name: str, wanted: list[str]) -> None:
-    assert names(f"{VLLM}/{name}.log", "vllm") == wanted
-    assert drops(phases(f"{VLLM}/{name}.log", "vllm")) == []
-
-
-def test_llamacpp_a_start_is_told_phase_by_phase_and_never_runs_backwards() -> None:
-    assert names(f"{LLAMA}/serving.log", "llamacpp") == ["weights", "slots", "loaded", "http"]
-    assert drops(phases(f"{LLAMA}/serving.log", "llamacpp")) == []
-
-
-@pytest.mark.parametrize(("name", "kind"), HEALTHY.items())
-def test_what_a_user_sees_of_a_start_never_falls_back(name: str, kind: str) -> None:
-    """Where a draft model prints the target's lines again, what was reached stays reached."""
-    server, shown = step(Server(0), Launch(), 0.0)[0], []
-    for phase in phases(name, kind):
-        server = step(server, PhaseSeen(phase.name, phase.percent), 1.0)[0]
-        shown.append(server.percent)
-    assert shown == sorted(shown)
-    assert shown[-1] >= 97.0
-
-
-SGLANG_23 = {
-    "server_args={'model_path': '/m'}": "arguments",
-    "Memory baseline taken. mem usage=0.09 GB": "distributed",
-    "Load weight begin. avail mem=139.13 GB": "weights",
-    "Multi-thread loading shards:  42% Completed | 6/14 [00:10<00:14,  1.72s/it]": "weights",
-    "Load weight end. elapsed=9.25 s, type=Qwen3_5ForConditionalGeneration, avail mem=84.00 GB": "weights",
-    "Load weight end. Committed real weights after CUDA graph capture in 9.20 s": "weights",
-    "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 4096, K size: 1.00 GB, V size: 1.00 GB": "memory",
-    "KV Cache VA upper bound. dtype: torch.bfloat16, #tokens: 4096": "memory",
-    "Memory pool end. avail mem=30.00 GB": "memory",
-    "Capture target verify CUDA graph begin. backend=full, num_tokens_per_req=4, avail mem=30.00 GB": "graphs",
-    "Capturing batches (bs=16 avail_mem=30.06 GB):  37%|###7      | 3/8 [00:10<00:14,  1.72s/it]": "graphs",
-    "Capture target verify CUDA graph end. bs=[1, 2], elapsed=61.78 s": "graphs",
-    "Load weight end. elapsed=0.01 s, type=Qwen3_5ForCausalLMMTP, avail mem=29.00 GB": "draft weights",
-    "Capture draft decode CUDA graph begin. backend=full, avail mem=29.00 GB": "draft graphs",
-    "Capture draft extend CUDA graph end. elapsed=5.44 s": "draft graphs",
-    "max_total_num_tokens=17564, chunked_prefill_size=8192, max_running_requests=16, context_len=8192": "capacity",
-    "INFO:     Uvicorn running on http://127.0.0.1:30000 (Press CTRL+C to quit)": "http",
-    "The server is fired up and ready to roll!": "warm",
-}
-"""The same start in 0.5.23, by the texts of its source: not recorded."""
-
-
-@pytest.mark.parametrize("line", SGLANG_23)
-def test_sglang_0_5_23_says_the_same_in_other_words(line: str) -> None:
-    phase = tell(f"[2026-11-29 17:15:38] {line}")
+def test_sglang_one_line_means_another_phase_by_what_was_reached(
+    line: str, reached: float, wanted: tuple[str, float]
+) -> None:
+    phase = engine("sglang").phase(line, reached)
     assert phase is not None
-    assert phase.name == SGLANG_23[line]
+    assert (phase.name, phase.percent) == wanted
 
 
-@pytest.mark.parametrize(("name", "kind"), HEALTHY.items())
-def test_requests_at_work_are_no_phase_of_a_start(name: str, kind: str) -> None:
-    steady = [line for line in recorded.lines(name) if "HTTP/1.1" in line or "Decode batch" in line or "slot " in line]
-    assert [line for line in steady if engine(kind).phase(line) and "initializing" not in line] == []
+@every_healthy_log
+@pytest.mark.parametrize("reached", [0.0, 99.0])
+def test_requests_at_work_are_no_phase_of_a_start(name: str, kind: str, reached: float) -> None:
+    steady = [line for line in recorded.lines(name) if re.search(r"HTTP/1\.1|Decode batch|I slot ", line)]
+    assert [line for line in steady if engine(kind).phase(line, reached)] == []
 
 
 # -- what a running server says ----------------------------------------------------------------------------------------
@@ -231,7 +209,7 @@ def test_sglang_answers_who_it_is_before_it_can_generate() -> None:
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("name", "kind"), HEALTHY.items())
+@every_healthy_log
 def test_a_working_server_that_is_killed_at_any_moment_is_started_again(name: str, kind: str) -> None:
     """Whatever stands in a good server's log by then, kill -9 must never look like a mistake in the config."""
     lines = recorded.lines(name)
@@ -241,16 +219,27 @@ def test_a_working_server_that_is_killed_at_any_moment_is_started_again(name: st
     assert kinds == {FailureKind.CRASH}
 
 
+@every_healthy_log
+def test_a_start_that_ends_anywhere_without_a_word_is_not_taken_for_a_mistake(name: str, kind: str) -> None:
+    """Exit code 1 and a healthy log so far: nothing may be told of it but that it died."""
+    lines = recorded.lines(name)
+    up = max(place for place, line in enumerate(lines) if engine(kind).phase(line))
+    found = {engine(kind).diagnose(lines[:end], 1).kind for end in range(0, up + 1, 5)}
+    assert found == {FailureKind.UNKNOWN}
+
+
 def test_sglang_a_missing_file_of_the_model_is_named_and_never_tried_again() -> None:
     failure = engine("sglang").diagnose(recorded.tail(f"{SGLANG}/missing-processor-exit1.log"), 1)
-    assert failure.kind is FailureKind.CONFIG
+    assert failure.kind is FailureKind.MODEL
     assert any("preprocessor_config.json" in line for line in failure.lines)
     assert "doctor" in failure.fix
 
 
 def test_sglang_a_killed_scheduler_is_named() -> None:
     failure = engine("sglang").diagnose(recorded.tail(f"{SGLANG}/hybrid-mtp-reference-flags.log"), -9)
-    assert (failure.kind, failure.cause) == (FailureKind.CRASH, "its scheduler crashed")
+    assert failure.kind is FailureKind.CRASH
+    assert failure.cause.startswith("a process of it was killed (SIGKILL)")
+    assert "dmesg" in failure.fix
     assert "crashed with exit code -9" in failure.lines[0]
 
 
@@ -284,10 +273,10 @@ def test_vllm_a_killed_engine_core_or_worker_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
-        ("file-cut-exit1", FailureKind.CONFIG, "data is not within the file bounds"),
-        ("no-gguf-exit1", FailureKind.CONFIG, "invalid magic"),
+        ("file-cut-exit1", FailureKind.MODEL, "data is not within the file bounds"),
+        ("no-gguf-exit1", FailureKind.MODEL, "invalid magic"),
         ("port-taken-exit1", FailureKind.PORT, "couldn't bind HTTP server socket"),
-        ("context-too-large-exit1", FailureKind.MEMORY, "bad_alloc"),
+        ("context-too-large-exit1", FailureKind.MEMORY_KV, "bad_alloc"),
     ],
 )
 def test_llamacpp_a_start_that_fails_is_explained(name: str, kind: FailureKind, words: str) -> None:

@@ -1,4 +1,4 @@
-"""What all engines share: flags, unreadable answers, failures read from a log, thought and answer put together."""
+"""What all engines share: flags, unreadable answers, less memory, thought and answer put together."""
 
 from typing import Any
 
@@ -10,18 +10,7 @@ from hypothesis import strategies as st
 from tokenmill.core import judge
 from tokenmill.core.judge import Reading
 from tokenmill.core.records import NULL
-from tokenmill.core.server import FailureKind
-from tokenmill.engines.base import (
-    COMMON_RULES,
-    Phase,
-    PhaseTable,
-    as_ids,
-    decode_json,
-    flags,
-    match_rules,
-    normal,
-    text_of_fields,
-)
+from tokenmill.engines.base import as_ids, decode_json, flags, lower_fraction, normal, text_of_fields
 from tokenmill.engines.metrics import values
 from tokenmill.errors import BrokenError
 
@@ -141,42 +130,34 @@ def test_what_is_put_together_is_found_again(reasoning: str, content: str, finis
     assert (text[a:b], text[c:d]) == (reasoning, content)
 
 
-# -- logs --------------------------------------------------------------------------------------------------------------
+# -- less memory -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("tail", "code", "kind", "cause"),
+    ("args", "usual", "wanted", "words"),
     [
-        (["OSError: [Errno 98] Address already in use"], 1, FailureKind.PORT, "a port was taken by another process"),
-        (["OSError: No space left on device: '/dev/shm/x'"], 1, FailureKind.SHM, "shared memory"),
-        (["OSError: [Errno 28] No space left on device"], 1, FailureKind.CONFIG, "a disk is full"),
-        (["ModuleNotFoundError: No module named 'x'"], 1, FailureKind.CONFIG, "lacks a package"),
-        (["some words"], 1, FailureKind.CRASH, "it died"),
-        (["some words"], 0, FailureKind.CRASH, "it ended"),
-        (["", "  "], -9, FailureKind.CRASH, "it died without a word in its log"),
-        ([], None, FailureKind.CRASH, "it died without a word in its log"),
+        ({"fraction": 0.9}, 0.92, {"fraction": 0.85}, "fraction 0.90 → 0.85"),
+        ({"fraction": "0.9", "x": 1}, 0.92, {"fraction": 0.85, "x": 1}, "fraction 0.90 → 0.85"),
+        ({"fraction": 0.875}, None, {"fraction": 0.82}, "fraction 0.875 → 0.82"),
+        ({}, 0.92, {"fraction": 0.87}, "fraction 0.92 → 0.87"),
+        ({}, None, {"fraction": 0.7}, "fraction the engine's own choice → 0.70"),
+        ({"fraction": 0.75}, None, {"fraction": 0.7}, "fraction 0.75 → 0.70"),
     ],
 )
-def test_a_death_is_explained_by_its_log(tail: list[str], code: int | None, kind: FailureKind, cause: str) -> None:
-    failure = match_rules(COMMON_RULES, tail, code)
-    assert (failure.kind, failure.exit_code) == (kind, code)
-    assert cause in failure.cause
+def test_a_fraction_is_lowered_by_a_step(
+    args: dict[str, Any], usual: float | None, wanted: dict[str, Any], words: str
+) -> None:
+    assert lower_fraction(args, "fraction", usual) == (wanted, words)
 
 
-def test_the_rules_order_decides_and_the_deciding_lines_are_shown() -> None:
-    rules = (("beta", FailureKind.MEMORY, "b", "fix b"), ("alpha", FailureKind.CONFIG, "a", ""))
-    failure = match_rules(rules, ["alpha", "BETA 1", "x", " beta 2 ", "beta 3" * 200], 1)
-    assert (failure.cause, failure.fix, failure.lines) == ("b", "fix b", ("BETA 1", "beta 2"))
+@pytest.mark.parametrize("given", [0.70, 0.5, "much", None, 8, [0.9], float("nan")])
+def test_a_fraction_that_is_low_or_none_is_left_alone(given: Any) -> None:
+    assert lower_fraction({"fraction": given}, "fraction", usual=0.92) is None
 
 
-def test_a_crash_without_a_rule_shows_its_last_words() -> None:
-    failure = match_rules((), ["1", "2", "", "3" * 1000, "4"], 1)
-    assert failure.lines == ("2", "3" * 400, "4")
-
-
-def test_phases_are_told_from_the_last_to_the_first() -> None:
-    table = PhaseTable([("ready", "up", 99, 99), (r"shards: +(\d+)%", "weights", 10, 60), ("begin", "start", 1, 1)])
-    assert table.match("shards:  50%") == Phase("weights", 35)
-    assert table.match("begin, and ready") == Phase("up", 99)
-    assert table.match("anything else") is None
+def test_a_flag_is_lowered_as_it_is_spelled() -> None:
+    assert lower_fraction({"mem_fraction": 0.9}, "mem-fraction", 1.0) == (
+        {"mem_fraction": 0.85},
+        "mem-fraction 0.90 → 0.85",
+    )
 
 
 def test_metrics_are_summed_over_label_sets() -> None:

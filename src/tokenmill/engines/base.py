@@ -7,16 +7,16 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from tokenmill.core.capacity import Forecast, Given, Limits
 from tokenmill.core.records import NULL, Completion
-from tokenmill.core.server import Failure, FailureKind
+from tokenmill.core.server import Failure
+from tokenmill.engines.logs import Phase
 from tokenmill.errors import BrokenError
 
 
@@ -90,14 +90,6 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
-    """Where a start is, as a log line tells it."""
-
-    name: str
-    percent: float
-
-
-@dataclass(frozen=True, slots=True)
 class Sampling:
     """What every request of a run asks for; None leaves a field to the server. `extra` is sent as it is."""
 
@@ -158,11 +150,12 @@ class Engine(ABC):
     content_args: ClassVar[frozenset[str]] = frozenset()
     """Flags that change what the model writes: a run is not continued with others."""
 
-    phase_limits: ClassVar[Mapping[str, float]] = {}
-    """Phases that never take longer, however busy they look → seconds; the others fall under start_timeout."""
-
     cache_variables: ClassVar[Mapping[str, str]] = {}
     """Variables that name a folder for compiled kernels → that folder's name in a server's own cache."""
+
+    phase_limits: ClassVar[Mapping[str, float]] = {}
+    """A phase → the seconds that it may take at most, however busy it looks: a collective that spins burns a core for
+    ever. A phase that grows with the model has none; it falls under fleet.start_timeout."""
 
     @abstractmethod
     def command(self, spec: Spec) -> Launch:
@@ -198,8 +191,9 @@ class Engine(ABC):
         """What a metrics page says; nothing where the engine has none."""
         return Load()
 
-    def phase(self, line: str) -> Phase | None:
-        """Where a start is; None for lines that do not tell."""
+    def phase(self, line: str, reached: float = 0.0) -> Phase | None:
+        """What a start is at; None for lines that do not tell. `reached` is the percent that this life has reached: a
+        draft model prints the target's lines again, and percent never falls."""
         return None
 
     @abstractmethod
@@ -207,8 +201,8 @@ class Engine(ABC):
         """Why a server ended, from its last log lines."""
 
     def less_memory(self, args: Mapping[str, Any]) -> tuple[Mapping[str, Any], str] | None:
-        """Arguments that leave more memory free, for one retry after graphs ran out of it, and the change in words;
-        None where there is nothing to lower."""
+        """For one more try after `MEMORY_GRAPHS`: engine.args that leave more memory free, and what was changed, such
+        as "mem-fraction-static 0.90 → 0.85"; None where there is no such setting, or it is as low as makes sense."""
         return None
 
     def abort(self, request_id: str) -> Request | None:
@@ -274,6 +268,32 @@ def flags(args: Mapping[str, Any]) -> list[str]:
     return argv
 
 
+FRACTION_STEP = 0.05
+"""Less of a card's memory at a retry: 7 GB of 141. There is one retry, so it must suffice; the KV cache pays for it."""
+
+LEAST_FRACTION = 0.70
+"""SGLang advises 0.8 or 0.7 where graphs cannot be captured; below that they are not what lacks memory."""
+
+
+def lower_fraction(args: Mapping[str, Any], flag: str, usual: float | None) -> tuple[Mapping[str, Any], str] | None:
+    """`args` with a smaller share of the card's memory in `flag`, and that in words; None at `LEAST_FRACTION`.
+
+    `usual` is what the engine takes where the flag is unset; None: its choice is not known, so the least is taken.
+    """
+    name = next((given for given in args if normal(given) == flag), flag)
+    if name not in args and usual is None:
+        return {**args, name: LEAST_FRACTION}, f"{flag} the engine's own choice → {LEAST_FRACTION:.2f}"
+    try:
+        old = float(args.get(name, usual))
+    except (TypeError, ValueError):
+        return None  # the engine will say what is wrong with it
+    new = round(old - FRACTION_STEP, 2)
+    if not LEAST_FRACTION <= new < old <= 1.0:
+        return None
+    was = f"{old:.3f}".removesuffix("0")
+    return {**args, name: new}, f"{flag} {was} → {new:.2f}"
+
+
 def whole(value: float | None) -> int | None:
     """A gauge as a whole number."""
     return None if value is None or not math.isfinite(value) else int(value)
@@ -335,74 +355,3 @@ _TOO_LONG = re.compile(
     r"context_length_exceeded|Requested token count exceeds",
     re.IGNORECASE,
 )
-
-PORT_TAKEN = re.compile(
-    r"address already in use|EADDRINUSE|couldn't bind HTTP server socket|Errno 98|Port is already in use", re.IGNORECASE
-)
-
-PhaseRow = tuple[str, str, float, float]
-"""A pattern of a log line, the phase's name, its percent; for a line with a percent of its own, from and to."""
-
-
-class PhaseTable:
-    """Rows from the last phase to the first: the first row that a line matches tells."""
-
-    def __init__(self, rows: Sequence[PhaseRow]) -> None:
-        self.rows = [(re.compile(pattern), name, start, end) for pattern, name, start, end in rows]
-
-    def match(self, line: str) -> Phase | None:
-        """The phase of the first row that a line matches, None where none does."""
-        for pattern, name, start, end in self.rows:
-            if found := pattern.search(line):
-                own = int(found[1]) if pattern.groups else 0
-                return Phase(name, start + (end - start) * own / 100)
-        return None
-
-
-Rule = tuple[str, FailureKind, str, str]
-"""A pattern in the log, what it means, the cause in a sentence, the fix in a line."""
-
-COMMON_RULES: tuple[Rule, ...] = (
-    (
-        PORT_TAKEN.pattern,
-        FailureKind.PORT,
-        "a port was taken by another process",
-        "",
-    ),
-    (
-        r"No space left on device.*(?:/dev/shm|shm)|(?:/dev/shm|shm).*No space left on device|SIGBUS",
-        FailureKind.SHM,
-        "shared memory (/dev/shm) is full",
-        "df -h /dev/shm; ls -l /dev/shm",
-    ),
-    (r"No space left on device", FailureKind.CONFIG, "a disk is full", "df -h"),
-    (
-        r"ModuleNotFoundError|No module named|ImportError:",
-        FailureKind.CONFIG,
-        "the engine's environment lacks a package or holds one that does not fit",
-        "",
-    ),
-    (r"Permission denied", FailureKind.CONFIG, "a file may not be read or run", ""),
-)
-
-TRACEBACK = "Traceback (most recent call last):"
-
-
-def _decisive(pattern: re.Pattern[str], tail: Sequence[str]) -> Iterator[str]:
-    """The lines that match; where one opens a traceback, the exception at its end too, which says what it was."""
-    for place, line in enumerate(tail):
-        if pattern.search(line):
-            yield line
-            if line.rstrip().endswith(TRACEBACK):
-                yield from islice((later for later in tail[place + 1 :] if later.strip() and later[0] != " "), 1)
-
-
-def match_rules(rules: Sequence[Rule], tail: Sequence[str], exit_code: int | None) -> Failure:
-    """The first rule (in the rules' order) that a log line matches, with the lines that decided; else a crash."""
-    for pattern, kind, cause, fix in rules:
-        lines = list(islice(_decisive(re.compile(pattern, re.IGNORECASE), tail), 2))
-        if lines:
-            return Failure(kind, cause, fix, tuple(line.strip()[:400] for line in lines), exit_code)
-    lines = [line.strip()[:400] for line in tail if line.strip()][-3:]
-    cause = "it ended" if exit_code == 0 else "it died" if lines else "it died without a word in its log"
-    return Failure(FailureKind.CRASH, cause, "", tuple(lines), exit_code)

@@ -5,33 +5,41 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tokenmill.core.capacity import Forecast, Given, Limits
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines import chat
 from tokenmill.engines.base import (
-    COMMON_RULES,
     Launch,
     Load,
-    Phase,
     Probes,
     Request,
     ServerInfo,
     Spec,
     flags,
-    match_rules,
     whole,
 )
+from tokenmill.engines.logs import COMMON_NOTICED, COMMON_ROOTS, COMMON_WEAK, Phase, Rule, Tiers, explain
 from tokenmill.engines.metrics import values
 from tokenmill.engines.openai import OpenAI
+from tokenmill.engines.sglang import SGLang
+from tokenmill.engines.sglang_log import CAPTURE_FAILED
 from tokenmill.engines.vllm import VLLM
 
-_vllm = VLLM()
+_vllm, _sglang = VLLM(), SGLang()
+
+_TIERS: Tiers = (
+    (*COMMON_ROOTS, CAPTURE_FAILED),
+    (Rule(r"out of memory", FailureKind.MEMORY, "out of memory, as scripted"),),
+    COMMON_WEAK,
+    COMMON_NOTICED,
+)
 
 
 class Fake(OpenAI):
     kind = "fake"
+    phase_limits = VLLM.phase_limits
     own_flags: ClassVar[Mapping[str, str]] = {
         "port": "from fleet.port",
         "model": "from model.name",
@@ -63,19 +71,18 @@ class Fake(OpenAI):
         found = values(metrics, "fake:running", "fake:tokens_total")
         return Load(running=whole(found.get("fake:running", 0.0)), queued=0, tokens=found.get("fake:tokens_total"))
 
-    def phase(self, line: str) -> Phase | None:
-        return _vllm.phase(line)
+    def phase(self, line: str, reached: float = 0.0) -> Phase | None:
+        return _vllm.phase(line, reached)
 
     def diagnose(self, tail: Sequence[str], exit_code: int | None) -> Failure:
-        if exit_code == 2:
-            return Failure(FailureKind.CONFIG, "the scripted server refuses a flag", "", tuple(tail[-2:]), exit_code)
-        return match_rules(_RULES, tail, exit_code)
+        return explain(_TIERS, tail, exit_code)
+
+    def less_memory(self, args: Mapping[str, Any]) -> tuple[Mapping[str, Any], str] | None:
+        """As SGLang's; a scripted server without that flag has no such fault."""
+        return _sglang.less_memory(args) if "mem-fraction-static" in args else None
 
     def lost(self, body: str) -> bool:
         return _vllm.lost(body)
 
     def abort(self, request_id: str) -> Request | None:
         return None
-
-
-_RULES = ((r"out of memory", FailureKind.MEMORY, "out of memory, as scripted", ""), *COMMON_RULES)

@@ -5,6 +5,8 @@ the end token. `-c` is the total context over all slots, so context per request 
 path answers 503; /health never touches the inference thread afterwards, /metrics does.
 """
 
+import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,24 +20,36 @@ from tokenmill.core.records import NULL, Completion
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines import chat
 from tokenmill.engines.base import (
-    COMMON_RULES,
     Engine,
     Launch,
     Load,
-    Phase,
-    PhaseTable,
     Probes,
     Rendered,
     Request,
-    Rule,
     Sampling,
     ServerInfo,
     Spec,
     as_ids,
     decode_json,
     flags,
-    match_rules,
     whole,
+)
+from tokenmill.engines.logs import (
+    CARD_LOG,
+    COMMON_NOTICED,
+    COMMON_ROOTS,
+    COMMON_WEAK,
+    DOCTOR,
+    MOUNT_AWAY,
+    WHO_HOLDS,
+    Cause,
+    Phase,
+    PhaseRow,
+    PhaseTable,
+    Rule,
+    Tiers,
+    explain,
+    meant,
 )
 from tokenmill.engines.metrics import values
 
@@ -83,47 +97,114 @@ _tokens = msgspec.json.Decoder(_Tokens)
 
 _FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
 
-_PHASES = PhaseTable(
+_CONTEXT = r"KV buffer size|RS buffer size|llama_kv_cache|constructing llama_context"
+_TENSORS = r"load_tensors|loading model tensors"
+_DOTS = r"^(\.{10,})\s*$"
+"""A dot a percent, on one line, where nothing else shows the progress; the wheel prints none."""
+
+PHASES = PhaseTable(
     (
-        (r"listening on http", "http", 98, 98),
-        (r"model loaded", "loaded", 95, 95),
-        (r"initializing, n_slots", "slots", 90, 90),
-        (r"KV buffer size|llama_kv_cache", "memory", 80, 80),
-        (r"load_tensors|loading model tensors", "weights", 30, 30),
-        (r"loading model", "weights", 10, 10),
+        PhaseRow(r"listening on http", "http", 98),
+        PhaseRow(r"model loaded", "loaded", 95),
+        PhaseRow(r"initializing, n_slots|initializing slots", "slots", 90),
+        PhaseRow(_CONTEXT, "draft memory", 86, since=82),
+        PhaseRow(r"creating MTP draft context", "draft memory", 85),
+        PhaseRow(_DOTS, "draft weights", 83, 85, since=82),
+        PhaseRow(_TENSORS, "draft weights", 83, since=82),
+        PhaseRow(r"loading draft model", "draft weights", 82),
+        PhaseRow(_CONTEXT, "memory", 80),
+        PhaseRow(_DOTS, "weights", 30, 79),
+        PhaseRow(_TENSORS, "weights", 30),
+        PhaseRow(r"loading model", "weights", 10),
     )
 )
 
-_RULES: tuple[Rule, ...] = (
-    (
-        r"error: invalid argument|the argument has been removed|unrecognized arguments|error: argument",
-        FailureKind.CONFIG,
-        "llama.cpp does not know or does not accept a flag",
-        "",
-    ),
-    (
-        r"data is not within the file bounds|corrupted or incomplete|missing tensor|unknown model architecture|"
-        r"invalid magic|failed to open GGUF|gguf_init_from_file",
-        FailureKind.CONFIG,
-        "the GGUF file is incomplete or of a kind that this build does not know",
-        "",
-    ),
-    (
-        r"failed to allocate buffer for (?:kv|rs) cache|cudaMalloc failed: out of memory|std::bad_alloc|"
-        r"unable to allocate .* buffer",
-        FailureKind.MEMORY,
-        "out of memory",
-        "lower engine.args ctx-size or parallel",
-    ),
-    *COMMON_RULES,
-    (
-        r"failed to load (?:draft )?model|failed to create MTP context|no kernel image is available",
-        FailureKind.CONFIG,
-        "the model could not be loaded",
-        "",
-    ),
-    (r"CUDA error:", FailureKind.CRASH, "the GPU reported a fault", ""),
+_LESS = 'engine.args: lower ctx-size or parallel, or cache-type-k and cache-type-v = "q8_0"'
+
+_TOO_BIG = Cause(
+    FailureKind.MEMORY_WEIGHTS,
+    "out of memory while the weights were loaded: the card is too small for them, or not empty",
+    f"{WHO_HOLDS}; free -g; else engine.args: lower n-gpu-layers, or a smaller quantization",
 )
+_NO_ROOM = Cause(FailureKind.MEMORY_KV, "the weights leave too little memory for this context", _LESS)
+
+_MAPPED = Rule(r"\bSIGBUS\b|Bus error", *MOUNT_AWAY, signal=signal.SIGBUS)
+"""The file stays mapped, so that a mount which goes away ends the server at its next page; it uses no /dev/shm."""
+
+_ROOTS: tuple[Rule, ...] = (
+    Rule(
+        r"error: invalid argument|the argument has been removed|error while handling argument",
+        FailureKind.FLAG,
+        "llama.cpp does not know or does not accept a flag",
+        f"{DOCTOR}   names the flag and its successor; see engine.args",
+    ),
+    Rule(
+        r"failed to initialize the context: .*(?:bad_alloc|out of memory)|"
+        r"failed to allocate (?:buffer for|compute|output buffer)|failed to reserve",
+        *_NO_ROOM,
+    ),
+    Rule(r"unable to allocate .* buffer", *_TOO_BIG),
+    Rule(
+        r"no kernel image is available",
+        FailureKind.GPU_UNSUPPORTED,
+        "this build has no kernels for this GPU",
+        "nvidia-smi --query-gpu=name,compute_cap --format=csv; build with CMAKE_CUDA_ARCHITECTURES for it",
+    ),
+    Rule(
+        r"unknown model architecture|(?:GGUF|gguf) file version .* is extremely large|unsupported file version",
+        FailureKind.MODEL,
+        "this build does not know the model's architecture",
+        "a newer llama.cpp, or another model.path",
+    ),
+    Rule(
+        r"data is not within the file bounds|corrupted or incomplete|missing tensor|invalid magic|"
+        r"failed to open GGUF|gguf_init_from_file|failed to load GGUF split",
+        FailureKind.MODEL,
+        "the GGUF file is incomplete, or none",
+        f"{DOCTOR}   names the missing files; see model.path",
+    ),
+    Rule(
+        r"ImportError: .*xllamacpp|No module named 'xllamacpp'",
+        FailureKind.VERSION,
+        "the engine's environment lacks xllamacpp",
+        "PYTHON -m pip install 'tokenmill[quickstart]', PYTHON being engine.python; or engine.command",
+    ),
+)
+
+_OUT_OF_MEMORY = (
+    Rule(
+        r"cudaMalloc failed: out of memory|CUDA error: out of memory|std::bad_alloc",
+        FailureKind.MEMORY,
+        "out of memory while generating",
+        _LESS,
+        at={
+            **dict.fromkeys(("weights", "draft weights"), _TOO_BIG),
+            **dict.fromkeys(("memory", "draft memory", "slots"), _NO_ROOM),
+        },
+    ),
+)
+
+_NOTICED = (
+    Rule(
+        r"failed to load draft model|failed to create MTP context|context type MTP requested",
+        FailureKind.MODEL,
+        "the draft model could not be loaded",
+        "engine.args: see spec-type and model-draft",
+    ),
+    Rule(
+        r"failed to load (?:draft )?model|exiting due to model loading error",
+        FailureKind.MODEL,
+        "the model could not be loaded",
+        f"{DOCTOR}; see model.path",
+    ),
+    Rule(r"CUDA error:|ggml_cuda_error", FailureKind.DEVICE, "the GPU reported a fault", CARD_LOG),
+    Rule(r"GGML_ASSERT", FailureKind.CRASH, "an assertion in llama.cpp failed"),
+)
+
+TIERS: Tiers = ((_MAPPED, *COMMON_ROOTS, *_ROOTS), _OUT_OF_MEMORY, COMMON_WEAK, (*_NOTICED, *COMMON_NOTICED))
+
+_HARMLESS = re.compile(r"encountered an error while trying to fit params|send_error: task id|speculative decoding not")
+"""It tries to fit the model into free memory, fails and goes on; a prompt that is too long is the request's fault."""
 
 
 class LlamaCpp(Engine):
@@ -136,6 +217,10 @@ class LlamaCpp(Engine):
         "alias": "from model.name",
         "host": "servers listen on loopback only",
         "port": "from fleet.port",
+    }
+    phase_limits: ClassVar[Mapping[str, float]] = {
+        "slots": 300.0,  # chat templates are parsed: 7 ms seen
+        "loaded": 60.0,  # the port listens already
     }
     content_args = frozenset({"chat-template", "chat-template-file", "cache-type-k", "cache-type-v", "lora"})
 
@@ -226,11 +311,11 @@ class LlamaCpp(Engine):
             tokens=None if decodes is None else decodes + (prompts or 0.0),
         )
 
-    def phase(self, line: str) -> Phase | None:
-        return _PHASES.match(line)
+    def phase(self, line: str, reached: float = 0.0) -> Phase | None:
+        return PHASES.match(line, reached)
 
     def diagnose(self, tail: Sequence[str], exit_code: int | None) -> Failure:
-        return match_rules(_RULES, tail, exit_code)
+        return explain(TIERS, meant(tail, _HARMLESS), exit_code, PHASES)
 
     def successor(self, flag: str, known: frozenset[str]) -> str:
         return {"draft": "spec-draft-n-max", "draft-n": "spec-draft-n-max", "draft-max": "spec-draft-n-max"}.get(

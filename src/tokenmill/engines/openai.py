@@ -12,7 +12,6 @@ from tokenmill.core.records import Completion
 from tokenmill.core.server import Failure
 from tokenmill.engines import chat
 from tokenmill.engines.base import (
-    COMMON_RULES,
     Engine,
     Launch,
     Probes,
@@ -22,8 +21,8 @@ from tokenmill.engines.base import (
     ServerInfo,
     Spec,
     flags,
-    match_rules,
 )
+from tokenmill.engines.logs import COMMON_NOTICED, COMMON_ROOTS, COMMON_WEAK, Tiers, explain
 
 ASSUMED_RUNNING = 32
 """Nothing tells what an unknown server can run at once; most queue what is too much."""
@@ -32,6 +31,9 @@ _ASSUMED = Limits(good=ASSUMED_RUNNING, good_why="an assumption; generation.conc
 
 _ENGINE_DEAD = re.compile(r"EngineDeadError|EngineCore encountered|EngineGenerateError|Background loop has errored")
 """Whatever stands behind an unknown address, it is vLLM more often than not."""
+
+
+TIERS: Tiers = (COMMON_ROOTS, COMMON_WEAK, COMMON_NOTICED)
 
 
 class OpenAI(Engine):
@@ -80,4 +82,4 @@ class OpenAI(Engine):
         return _ENGINE_DEAD.search(body) is not None
 
     def diagnose(self, tail: Sequence[str], exit_code: int | None) -> Failure:
-        return match_rules(COMMON_RULES, tail, exit_code)
+        return explain(TIERS, tail, exit_code)

@@ -7,38 +7,35 @@ and prints a false ready line; every death ends in exit code -9, since the main 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
 from tokenmill.core.capacity import Forecast, Given, Limits
 from tokenmill.core.records import NULL, Completion
-from tokenmill.core.server import Failure, FailureKind
+from tokenmill.core.server import Failure
 from tokenmill.core.sglang_rule import draft_reserve, limited_by, sglang
+from tokenmill.engines import sglang_log
 from tokenmill.engines.base import (
-    COMMON_RULES,
     COMPILE_CACHES,
-    TRACEBACK,
     Engine,
     Launch,
     Load,
-    Phase,
-    PhaseTable,
     Probes,
     Rendered,
     Request,
-    Rule,
     Sampling,
     ServerInfo,
     Spec,
     as_ids,
     decode_json,
     flags,
-    match_rules,
+    lower_fraction,
     normal,
     whole,
 )
+from tokenmill.engines.logs import Phase, explain, meant
 from tokenmill.engines.metrics import values
 from tokenmill.errors import BrokenError
 
@@ -105,119 +102,6 @@ _chat_reply = msgspec.json.Decoder(_ChatReply)
 _model_info = msgspec.json.Decoder(_ModelInfo)
 _server_info = msgspec.json.Decoder(_ServerInfo)
 
-# Target and draft print the same blocks; `type=…MTP` and "draft" tell them apart. From the source of both versions.
-_PHASES = PhaseTable(
-    (
-        (r"The server is fired up and ready to roll", "warm", 99, 99),
-        (r"Uvicorn running on|Application startup complete", "http", 97, 97),
-        (r"max_total_num_tokens=\d+", "capacity", 94, 94),
-        (r"Capture draft.* graph begin", "draft graphs", 84, 84),
-        (r"Capture draft.* graph end", "draft graphs", 92, 92),
-        (r"Load weight end.*type=\w*(?:MTP|NextN|Eagle|DFlash)", "draft weights", 82, 82),
-        (r"Capture piecewise .*graph begin", "prefill graphs", 80, 80),
-        (r"Capture piecewise .*graph end", "prefill graphs", 84, 84),
-        (r"Capture .*graph begin", "graphs", 66, 66),
-        (r"Capturing batches.*?(\d+)%", "graphs", 66, 80),
-        (r"Capture .*graph end", "graphs", 80, 80),
-        (r"Memory pool end", "memory", 65, 65),
-        (r"KV Cache (?:is allocated|VA upper bound)|Mamba Cache is allocated", "memory", 62, 62),
-        (r"Load weight end", "weights", 60, 60),
-        (r"(?:Loading safetensors checkpoint|Multi-thread loading) shards:\s+(\d+)%", "weights", 6, 60),
-        (r"Load weight begin", "weights", 6, 6),
-        (r"Init torch distributed|Memory baseline taken", "distributed", 5, 5),
-        (r"server_args=", "arguments", 2, 2),
-    )
-)
-
-_RULES: tuple[Rule, ...] = (
-    (
-        r"error: unrecognized arguments|error: argument .*invalid|error: the following arguments",
-        FailureKind.CONFIG,
-        "SGLang does not know or does not accept a flag",
-        "tokenmill doctor CONFIG   names the flag and its successor",
-    ),
-    (
-        r"is installed with version .*less than the minimum required|no kernel image is available|"
-        r"Could not load any common_ops library",
-        FailureKind.CONFIG,
-        "the installed kernels fit neither this SGLang nor this GPU",
-        "pip install the versions that SGLang's own metadata asks for",
-    ),
-    (
-        r"Not enough memory\. Please try to increase --mem-fraction-static|leave no GPU memory for the KV cache|"
-        r"state cache is too small|Not enough GPU memory for hybrid",
-        FailureKind.CONFIG,
-        "no GPU memory is left for the KV cache",
-        "raise engine.args mem-fraction-static, or lower context-length",
-    ),
-    (
-        r"Capture cuda graph failed",
-        FailureKind.MEMORY,
-        "out of GPU memory while CUDA graphs were captured",
-        "lower engine.args mem-fraction-static or cuda-graph-max-bs",
-    ),
-    (
-        r"Decode out of memory|Prefill out of memory",
-        FailureKind.MEMORY,
-        "out of GPU memory while generating",
-        "lower engine.args mem-fraction-static or generation.concurrency",
-    ),
-    (
-        r"torch\.OutOfMemoryError|CUDA out of memory",
-        FailureKind.MEMORY,
-        "out of GPU memory",
-        "nvidia-smi   shows who holds it",
-    ),
-    (
-        r"shard file\(s\) missing|SafetensorError|Error while deserializing header|MetadataIncompleteBuffer|"
-        r"does not appear to have a file named (?!generation_config)|Can't load .* for '|Can't load image processor",
-        FailureKind.CONFIG,
-        "the model folder is not complete",
-        "tokenmill doctor CONFIG   names the missing files",
-    ),
-    (r"memory leak detected!", FailureKind.CRASH, "SGLang found its own token pool inconsistent", ""),
-    (
-        r"Ninja build failed|Could not find nvcc|Error building extension",
-        FailureKind.CONFIG,
-        "kernels cannot be compiled here",
-        "install ninja and the CUDA toolkit, or set CUDA_HOME",
-    ),
-    (
-        r"is not compatible with radix cache when using|ValueError: .*(speculative|mamba|--)",
-        FailureKind.CONFIG,
-        "two flags contradict each other",
-        "",
-    ),
-    (
-        r"Scheduler watchdog timeout.*soft=False",
-        FailureKind.HANG,
-        "its own watchdog found the scheduler hanging",
-        "",
-    ),
-    (r"Assertion `.*` failed|device-side assert", FailureKind.CRASH, "an assertion in a GPU kernel failed", ""),
-    (
-        r"illegal memory access|uncorrectable ECC|CUBLAS_STATUS|CUDNN_STATUS|unspecified launch",
-        FailureKind.CRASH,
-        "the GPU reported a fault",
-        "dmesg | grep -i xid",
-    ),
-    (r"Initialization failed\. warmup error", FailureKind.CRASH, "its own warm-up request failed", ""),
-    *COMMON_RULES,
-    (
-        r"Scheduler hit an exception|Subprocess \w+ .*crashed with exit code|scheduler died during initialization|"
-        r"Received sigquit from a child|SIGQUIT received",
-        FailureKind.CRASH,
-        "its scheduler crashed",
-        "",
-    ),
-)
-
-# Lines that hold words of failure and mean none: a model class that cannot be imported, a client's own bad request.
-_HARMLESS = re.compile(
-    r"Ignore import error when loading|Can not initialize OpenAIServingResponses|libtorchcodec|"
-    r"Failed to load generation config|\[http_server\] Error|Using custom SIGQUIT handler|Error in request:"
-)
-
 _RENAMED = {
     "mamba-scheduler-strategy": "mamba-radix-cache-strategy",
     "cuda-graph-max-bs": "cuda-graph-max-bs-decode",
@@ -248,6 +132,7 @@ class SGLang(Engine):
     )
 
     cache_variables = COMPILE_CACHES
+    phase_limits = sglang_log.LIMITS
 
     def command(self, spec: Spec) -> Launch:
         argv = [
@@ -338,11 +223,18 @@ class SGLang(Engine):
             accept_length=found.get("sglang:spec_accept_length") or None,
         )
 
-    def phase(self, line: str) -> Phase | None:
-        return _PHASES.match(line)
+    def phase(self, line: str, reached: float = 0.0) -> Phase | None:
+        return sglang_log.PHASES.match(line, reached)
 
     def diagnose(self, tail: Sequence[str], exit_code: int | None) -> Failure:
-        return match_rules(_RULES, list(_meant(tail)), exit_code)
+        lines = meant(tail, sglang_log.HARMLESS, sglang_log.DUMP)
+        return explain(sglang_log.TIERS, lines, exit_code, sglang_log.PHASES)
+
+    def less_memory(self, args: Mapping[str, Any]) -> tuple[Mapping[str, Any], str] | None:
+        """Unset, SGLang chooses by card, batch, drafter and vision tower: 0.78 to 0.90 on cards from 80 GB on, and only
+        its log tells (server_args.py, arg_groups/memory_hook.py). A smaller cuda-graph-max-bs is no better way: batches
+        beyond it are slow, and the choice gives what it saves to the KV cache again."""
+        return lower_fraction(args, "mem-fraction-static", usual=None)
 
     def abort(self, request_id: str) -> Request | None:
         return Request("/abort_request", msgspec.json.encode({"rid": request_id}))
@@ -377,18 +269,6 @@ class SGLang(Engine):
     def read_own_rendering(self, body: bytes) -> tuple[msgspec.Raw, int]:
         reply, _ = decode_json(body, _chat_reply)
         return (as_ids(reply.choices[0].prompt_token_ids) if reply.choices else NULL), reply.usage.prompt_tokens
-
-
-def _meant(tail: Sequence[str]) -> Iterator[str]:
-    """The lines that may tell a cause; a harmless one takes the traceback that it logs along."""
-    in_traceback = False
-    for line in tail:
-        if _HARMLESS.search(line):
-            in_traceback = line.rstrip().endswith(TRACEBACK)
-        elif in_traceback:
-            in_traceback = line.startswith(" ") or not line  # the first line that is not indented names the exception
-        else:
-            yield line
 
 
 def _reserve(server: _ServerInfo) -> int:

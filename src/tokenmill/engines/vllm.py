@@ -7,107 +7,34 @@ memory behind, so only the process group is ever ended; unknown request fields a
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tokenmill.core import capacity
 from tokenmill.core.capacity import VLLM_USUAL, Forecast, Given, Limits
 from tokenmill.core.records import Completion
-from tokenmill.core.server import Failure, FailureKind
-from tokenmill.engines import chat
+from tokenmill.core.server import Failure
+from tokenmill.engines import chat, vllm_log
 from tokenmill.engines.base import (
-    COMMON_RULES,
     COMPILE_CACHES,
     Engine,
     Launch,
     Load,
-    Phase,
-    PhaseTable,
     Probes,
     Rendered,
     Request,
-    Rule,
     Sampling,
     ServerInfo,
     Spec,
     flags,
-    match_rules,
+    lower_fraction,
+    normal,
     whole,
 )
+from tokenmill.engines.logs import Phase, explain, meant
 from tokenmill.engines.metrics import values
 
-_PHASES = PhaseTable(
-    (
-        (r"Application startup complete|Starting vLLM server", "http", 98, 98),
-        (r"init engine \(profile", "engine", 95, 95),
-        (r"Graph capturing finished", "graphs", 92, 92),
-        (r"Capturing CUDA graphs.*?(\d+)%", "graphs", 78, 92),
-        (r"KV cache size:", "memory", 76, 76),
-        (r"torch\.compile took|Dynamo bytecode transform|Warming up model for the compilation", "compile", 70, 70),
-        (r"Detected MTP model|Loading drafter model", "draft weights", 58, 58),
-        (r"Loading weights took|Model loading took", "weights", 56, 56),
-        (r"Loading \w+ checkpoint shards:\s+(\d+)%", "weights", 12, 56),
-        (r"Starting to load model", "weights", 12, 12),
-        (r"Initializing a V1 LLM engine", "engine", 8, 8),
-        (r"Resolved architecture", "config", 5, 5),
-        (r"non-default args", "arguments", 2, 2),
-    )
-)
-
-_RULES: tuple[Rule, ...] = (
-    (
-        r"error: unrecognized arguments|error: argument .*(invalid|expected)|error: the following arguments",
-        FailureKind.CONFIG,
-        "vLLM does not know or does not accept a flag",
-        "tokenmill doctor CONFIG   names the flag",
-    ),
-    (
-        r"Free memory on device .*on startup .*is less than desired",
-        FailureKind.OCCUPIED,
-        "the GPU's memory is held by another process",
-        "nvidia-smi   shows who holds it",
-    ),
-    (
-        r"No available memory for the cache blocks|To serve at least one request with the model's max seq len|"
-        r"exceeds available Mamba cache blocks",
-        FailureKind.CONFIG,
-        "no memory is left for the KV cache",
-        "raise engine.args gpu-memory-utilization, or lower max-model-len or max-num-seqs",
-    ),
-    (
-        r"Failed to load model - not enough GPU memory|torch\.OutOfMemoryError|CUDA out of memory",
-        FailureKind.MEMORY,
-        "out of GPU memory",
-        "lower engine.args gpu-memory-utilization or max-num-seqs",
-    ),
-    (
-        r"weights were not initialized from checkpoint|SafetensorError|Cannot find any model weights|"
-        r"does not appear to have a file named (?!generation_config)",
-        FailureKind.CONFIG,
-        "the model folder is not complete",
-        "tokenmill doctor CONFIG   names the missing files",
-    ),
-    (
-        r"no kernel image is available",
-        FailureKind.CONFIG,
-        "the installed wheel has no kernels for this GPU",
-        "",
-    ),
-    (
-        r"ValidationError.*for \w+Config|pydantic_core.*ValidationError",
-        FailureKind.CONFIG,
-        "vLLM refuses the config",
-        "",
-    ),
-    (r"illegal memory access|uncorrectable ECC|CUBLAS_STATUS", FailureKind.CRASH, "the GPU reported a fault", ""),
-    *COMMON_RULES,
-    (
-        r"EngineCore encountered (?:an issue|a fatal error)|EngineDeadError|Engine core initialization failed|"
-        r"Worker.* died unexpectedly",
-        FailureKind.CRASH,
-        "its engine core died",
-        "",
-    ),
-)
+USUAL_UTILIZATION = 0.92
+"""Its gpu-memory-utilization where it is unset (config/cache.py of 0.33)."""
 
 
 class VLLM(Engine):
@@ -126,6 +53,7 @@ class VLLM(Engine):
     )
 
     cache_variables = COMPILE_CACHES
+    phase_limits = vllm_log.LIMITS
 
     def command(self, spec: Spec) -> Launch:
         argv = [
@@ -137,6 +65,7 @@ class VLLM(Engine):
         env = {
             "VLLM_PORT": str(spec.internal_port),
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120",  # its 5 s closes pooled connections under us
+            "VLLM_ENGINE_READY_TIMEOUT_S": "86400",  # its 600 s end a long compile: fleet.start_timeout decides
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
         }
@@ -197,11 +126,16 @@ class VLLM(Engine):
             accept_length=1 + (accepted or 0.0) / drafts if drafts else None,
         )
 
-    def phase(self, line: str) -> Phase | None:
-        return _PHASES.match(line)
+    def phase(self, line: str, reached: float = 0.0) -> Phase | None:
+        return vllm_log.PHASES.match(line, reached)
 
     def diagnose(self, tail: Sequence[str], exit_code: int | None) -> Failure:
-        return match_rules(_RULES, tail, exit_code)
+        return explain(vllm_log.TIERS, meant(tail, vllm_log.HARMLESS), exit_code, vllm_log.PHASES)
+
+    def less_memory(self, args: Mapping[str, Any]) -> tuple[Mapping[str, Any], str] | None:
+        if any(normal(name) in ("kv-cache-memory-bytes", "kv-cache-memory") for name in args):
+            return None  # with it, the share is not looked at
+        return lower_fraction(args, "gpu-memory-utilization", usual=USUAL_UTILIZATION)
 
     def lost(self, body: str) -> bool:
         return "EngineCore encountered" in body or "EngineDeadError" in body or "EngineGenerateError" in body
