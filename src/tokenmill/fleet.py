@@ -50,23 +50,25 @@ class Fleet:
     def servers(self) -> tuple[core.Server, ...]:
         return tuple(supervisor.server for supervisor in self._supervisors)
 
-    def moved(self, supervisor: Supervisor, before: State) -> None:
-        """A server's life has ended, or it is ready: was it the doing of outside, is all well again?"""
+    def moved(self, supervisor: Supervisor, before: State) -> bool:
+        """A server's life has ended, or it is ready: is all well again? Whether its end was the doing of outside."""
         index, server, moment = supervisor.place.index, supervisor.server, time.monotonic()
         known = self._surroundings
         if before in core.LIVE and server.state in core.WAITING | core.FINAL and server.failure is not None:
             living = [other.place.index for other in self._supervisors if other.server.state not in core.FINAL]
             self._surroundings, held = surroundings.failed(known, index, server.failure, moment, living)
-            self._post(held, core.Hold())
-            if self._surroundings.story and not known.story:
+            self._post([other for other in held if other != index], core.Hold())
+            if self._surroundings.cause != known.cause:
                 words = f"{self._surroundings.story}; not charged to them: one at a time is tried until all is well"
                 self._say("surroundings", words, "warn", server.failure.fix)
-        elif before is State.CANARY and server.state is State.READY:
+            return index in held
+        if before is State.CANARY and server.state is State.READY:
             self._surroundings, released = surroundings.ready(known, index)
             self._post(released, core.Release())
             if known.story and not self._surroundings.story:
                 words = f"well again after {duration(moment - known.since)} and {known.tries} tries"
                 self._say("surroundings", words, "info", "")
+        return False
 
     def _post(self, indexes: Collection[int], event: core.Event) -> None:
         for supervisor in self._supervisors:

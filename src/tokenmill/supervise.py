@@ -16,7 +16,7 @@ from tokenmill.canary import Passed
 from tokenmill.clocks import LOOK_S, Rate, WatchClock
 from tokenmill.core import capacity, starts
 from tokenmill.core import server as core
-from tokenmill.core.lifecycle import step
+from tokenmill.core.lifecycle import step, then
 from tokenmill.core.server import SERVING, Failure, FailureKind, Server, State, Timing
 from tokenmill.core.status import ServerStatus
 from tokenmill.engines.base import ServerInfo
@@ -64,7 +64,7 @@ class Supervisor:
         place: Place,
         where: ports.Ports,
         other_ports: Callable[[], ports.Ports],
-        moved: Callable[["Supervisor", State], None],
+        moved: Callable[["Supervisor", State], bool],
         adopt: ServerEntry | None = None,
     ) -> None:
         fleet = job.config.fleet
@@ -176,14 +176,20 @@ class Supervisor:
         if isinstance(event, core.Failed) and event.failure.restart is core.Restart.LESS_MEMORY:
             event = core.Failed(event.failure, self.job.tuning.lower(self._tuned))
         self.server, actions = step(self.server, event, self._clock.look())
+        moment = self._clock.seen
         for action in actions:
-            self._do(action)
+            if not isinstance(action, core.Tell):
+                self._do(action)
+        if self.server.state is not before and self._moved(self, before):
+            self.server, _ = step(self.server, core.Hold(), moment)
+        for action in actions:
+            if isinstance(action, core.Tell):
+                self._say(action, moment)
         if self.server.percent >= WEIGHTS_LOADED or self.server.state not in (State.PENDING, State.STARTING):
             self.past_weights.set()
         if self.server.state is not before:
             self._tell("state", f"{before} → {self.server.state}")
             self.job.changed()
-            self._moved(self, before)
 
     def _do(self, action: core.Action) -> None:
         match action:
@@ -203,9 +209,14 @@ class Supervisor:
                 self._end(0.0)
             case core.Terminate():
                 self._end(self.grace_s)
-            case core.Tell(text, failure):
-                fix, lines = (failure.fix, failure.lines) if failure else ("", ())
-                self.job.tell(Event(now(), "server", text, self.name, "warn" if failure else "info", fix, lines))
+
+    def _say(self, tell: core.Tell, moment: float) -> None:
+        failure = tell.failure
+        if failure is None:
+            self._tell("server", tell.text)
+        else:
+            text = "; ".join(filter(None, (tell.text, then(self.server, moment))))
+            self.job.tell(Event(now(), "server", text, self.name, "warn", failure.fix, failure.lines))
 
     def _tell(self, kind: str, text: str, level: str = "info") -> None:
         self.job.tell(Event(now(), kind, text, self.name, level))

@@ -114,7 +114,7 @@ def kept(job: Job, info: ServerInfo) -> tuple[int, str]:
 
     async def ask() -> tuple[int, str]:
         place, where = Place(0, ()), Ports(1, 2)
-        supervisor = Supervisor(job, place, where, lambda: where, lambda *_: None)
+        supervisor = Supervisor(job, place, where, lambda: where, lambda *_: False)
         supervisor._life = life = Life(
             job, spec_for(job, place, where, "n"), None, supervisor.post, lambda: State.READY
         )
@@ -151,7 +151,7 @@ def told_when_ready(job: Job, info: ServerInfo) -> list[str]:
 
     async def admit() -> None:
         place, where = Place(0, ()), Ports(1, 2)
-        supervisor = Supervisor(replace(job, tell=told.append), place, where, lambda: where, lambda *_: None)
+        supervisor = Supervisor(replace(job, tell=told.append), place, where, lambda: where, lambda *_: False)
         supervisor._life = life = Life(
             job, spec_for(job, place, where, "n"), None, supervisor.post, lambda: State.READY
         )

@@ -229,6 +229,13 @@ def test_what_the_surroundings_did_is_not_charged_and_waits_for_its_turn() -> No
     assert kinds(play(server, core.Release(), core.Tick(), at=20.0)[1]) == [core.Spawn]
 
 
+def test_only_the_last_failure_is_taken_from_its_account() -> None:
+    server, _ = play(ready(), CRASH, core.Gone())
+    server, _ = play(server, core.Tick(), *UP[1:], at=10.0)
+    server, _ = play(server, failed(FailureKind.STORAGE), core.Hold(), at=20.0)
+    assert server.charged == (0.0,)
+
+
 @pytest.mark.parametrize("kind", [FailureKind.STORAGE, FailureKind.DISK])
 def test_a_mount_that_is_away_costs_no_restart(kind: FailureKind) -> None:
     assert waits(kind, 20)[-1] == 300

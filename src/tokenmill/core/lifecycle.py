@@ -230,7 +230,7 @@ def _gone(server: Server, gone: Gone, now: float) -> Step:
     if server.state is State.STOPPING:
         return _enter(server, State.STOPPED, now), ()
     if gone.trouble and server.state in WAITING:
-        return _quarantine(server, f"{gone.trouble}: nothing is started there for 1 h", now)
+        return _quarantine(server, now), (Tell(f"{gone.trouble}: nothing is started there for 1 h"),)
     return server, ()
 
 
@@ -252,77 +252,77 @@ def _is_of_the_config(failure: Failure) -> bool:
 
 
 def _after(server: Server, failure: Failure, mended: str, now: float) -> Step:
-    """Whether and when it is started again."""
+    """Whether and when it is started again; `then` tells."""
+    told = Tell(str(failure), failure)
     match failure.restart:
         case _ if not server.owned and failure.kind is not FailureKind.WRONG_MODE:
             server = replace(_enter(server, State.BACKOFF, now), retry_at=now + server.timing.backoff)
             return server, (Tell(f"set aside: {failure}", failure),)
         case Restart.NEVER:
-            return _give_up(server, failure, now)
+            return _enter(server, State.FAILED, now), (told,)
         case Restart.WAIT:
-            return _back_off(server, failure, now)
+            return _back_off(server, now), (told,)
         case Restart.OTHER_PORTS:
             server = replace(_enter(server, State.BACKOFF, now), retry_at=now, fresh_ports=True)
-            told = Tell(f"{failure}; started again at once, on other ports", failure)
         case Restart.LESS_MEMORY if not mended:
-            return _give_up(server, failure, now)
+            return _enter(server, State.FAILED, now), (told,)
         case Restart.LESS_MEMORY:
             server = replace(_enter(server, State.BACKOFF, now), retry_at=now)
-            told = Tell(f"{failure}; started again at once, with {mended} for all servers", failure)
+            told = Tell(f"{failure}; from now on {mended} for all servers", failure)
         case Restart.ONCE if failure.kind in server.once_failed:
-            return _once_more(server, failure, now)
+            # A card may recover in an hour, too little memory stays too little.
+            again = failure.kind is FailureKind.DEVICE
+            return _quarantine(server, now) if again else _enter(server, State.FAILED, now), (told,)
         case Restart.ONCE:
-            server, (told,) = _back_off(server, failure, now)
-            server = replace(server, once_failed=server.once_failed | {failure.kind})
+            server = replace(_back_off(server, now), once_failed=server.once_failed | {failure.kind})
         case Restart.BACKOFF:
-            server, (told,) = _back_off(server, failure, now)
-    return _charge(server, told, now)
+            server = _back_off(server, now)
+    return _charge(server, now), (told,)
 
 
-def _give_up(server: Server, failure: Failure, now: float) -> Step:
-    return _enter(server, State.FAILED, now), (Tell(f"failed: {failure}", failure),)
+def then(server: Server, now: float) -> str:
+    """What comes after a failure, for a person."""
+    match server.state:
+        case State.BACKOFF if server.held:
+            return "it waits until the trouble of all is over"
+        case State.BACKOFF:
+            ports = ", on other ports" if server.fresh_ports else ""
+            wait = server.retry_at - now
+            return (f"started again in {wait:.0f} s" if wait >= 1.0 else "started again at once") + ports
+        case State.QUARANTINED:
+            return f"it failed too often: tried again in {(server.retry_at - now) / 60:.0f} min"
+        case State.FAILED:
+            return "not started again: that cannot help"
+    return ""
 
 
-def _once_more(server: Server, failure: Failure, now: float) -> Step:
-    """The second time: a card may recover, too little memory stays too little."""
-    if failure.kind is FailureKind.DEVICE:
-        return _quarantine(server, f"a second time: {failure}; tried again in 1 h", now)
-    return _give_up(server, failure, now)
-
-
-def _back_off(server: Server, failure: Failure, now: float) -> tuple[Server, tuple[Tell]]:
+def _back_off(server: Server, now: float) -> Server:
     first = server.timing.backoff
     wait = server.next_backoff or first
     doubled = min(wait * 2, first * BACKOFF_MOST)
-    server = replace(_enter(server, State.BACKOFF, now), retry_at=now + wait, next_backoff=doubled)
-    return server, (Tell(f"{failure}; started again in {wait:.0f} s", failure),)
+    return replace(_enter(server, State.BACKOFF, now), retry_at=now + wait, next_backoff=doubled)
 
 
-def _charge(server: Server, told: Tell, now: float) -> Step:
-    """Quarantined where the hour's budget is used up."""
+def _charge(server: Server, now: float) -> Server:
+    """Quarantined where the hour's budget is used up, or where it was quarantined before."""
     charged = (*(t for t in server.charged if now - t < HOUR), now)
-    if server.probation:
-        return _quarantine(server, f"failed again after its quarantine; tried again in 1 h: {server.failure}", now)
-    if len(charged) > server.timing.restarts_per_hour:
-        words = f"failed {len(charged)} times in an hour; tried again in 1 h: {server.failure}"
-        return _quarantine(server, words, now)
-    return replace(server, charged=charged), (told,)
+    if server.probation or len(charged) > server.timing.restarts_per_hour:
+        return _quarantine(server, now)
+    return replace(server, charged=charged)
 
 
-def _quarantine(server: Server, words: str, now: float) -> Step:
-    server = replace(
-        _enter(server, State.QUARANTINED, now), retry_at=now + QUARANTINE, charged=(), probation=True, held=False
-    )
-    return server, (Tell(words, server.failure),)
+def _quarantine(server: Server, now: float) -> Server:
+    entered = _enter(server, State.QUARANTINED, now)
+    return replace(entered, retry_at=now + QUARANTINE, charged=(), probation=True, held=False)
 
 
 def _surroundings(server: Server, event: Hold | Release, now: float) -> Server:
     """Held: not charged, and tried after an hour even if nobody releases it."""
     if isinstance(event, Release):
         return replace(server, held=False, retry_at=now)
-    return replace(
-        _enter(server, State.BACKOFF, now), held=True, retry_at=now + HOUR, charged=server.charged[:-1], probation=False
-    )
+    charged = tuple(at for at in server.charged if at != server.since)
+    entered = _enter(server, State.BACKOFF, now)
+    return replace(entered, held=True, retry_at=now + HOUR, charged=charged, probation=False)
 
 
 # -- time --------------------------------------------------------------------------------------------------------------
