@@ -8,7 +8,6 @@ think. Prints and keeps what it measured as JSON. Not a test of pytest's: that m
 import argparse
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -17,67 +16,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.gpu.prove import FLAGS, START_S, make_case, phases, prove, write_prompts
 from tests.harness import Case, assert_whole
-from tokenmill import dataset, events
+from tokenmill import dataset
 from tokenmill.core.records import Record
 from tokenmill.machine import modelfiles
 from tokenmill.render import load_tokenizer
 
 PROMPTS = 2000
-START_S = 300.0
-
-FLAGS = {
-    "attention-backend": "triton",
-    "sampling-backend": "pytorch",
-    "mem-fraction-static": 0.3,
-    "context-length": 4096,
-    "cuda-graph-max-bs": 64,
-}
-
-TOPICS = [
-    "tides",
-    "bread",
-    "glaciers",
-    "bridges",
-    "violins",
-    "maps",
-    "bees",
-    "harbours",
-    "clocks",
-    "salt",
-    "kites",
-    "comets",
-    "wells",
-    "letters",
-    "looms",
-]
-ASKS = (
-    "Explain in a short paragraph how {} work.",
-    "Write three sentences about {}.",
-    "What do most people get wrong about {}?",
-    "Give two facts and one question about {}.",
-)
-
-
-def write_prompts(path: Path, count: int) -> None:
-    with path.open("w") as out:
-        for n in range(count):
-            text = ASKS[n % len(ASKS)].format(TOPICS[n % len(TOPICS)]) + f" Number {n}."
-            out.write(json.dumps({"id": f"p{n}", "prompt": text}) + "\n")
-
-
-def make_case(folder: Path, args: argparse.Namespace, port: int, **overrides: Any) -> Case:
-    folder.mkdir(parents=True)
-    case = Case(folder, port)
-    case.settings = {
-        "model": {"path": args.model, "name": "smollm2"},
-        "engine": {"kind": "sglang", "args": FLAGS, "env": {"PYTHONPATH": args.site, "HF_HUB_OFFLINE": "1"}},
-        "fleet": {"gpus": "none" if args.no_gpu else [0], "stagger": "first", "start_timeout": "5m", "backoff": "1s"},
-        "generation": {"max_tokens": 200, "thinking": False},
-        "gate": {"cohort": 100, "max_truncated": 1.0},
-    }
-    case.write(**overrides)
-    return case
 
 
 def main_run(case: Case, args: argparse.Namespace) -> dict[str, Any]:
@@ -134,14 +80,6 @@ def exactness(records: list[Record], model: Path) -> dict[str, int]:
             stops += 1
             wrong["no end token after stop"] += ids[-1] not in ends
     return {"records": len(records), "finished with stop": stops, **wrong}
-
-
-def phases(case: Case) -> list[str]:
-    return [
-        f"{event.t:.1f} {event.server} {event.kind} {event.text}"
-        for event, _ in events.read(case.run_folder.events)
-        if event.kind in ("state", "launch", "ready", "adopt", "server", "canary", "leftover")
-    ]
 
 
 class Proxy:
@@ -221,36 +159,13 @@ def thinking(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--site", required=True)
-    parser.add_argument("--work", type=Path, default=Path("/tmp/prove"))
-    parser.add_argument("--no-gpu", action="store_true", help="a rehearsal with a stand-in for the engine")
-    parser.add_argument("--only", default="main,stale,thinking")
-    args = parser.parse_args()
-    shutil.rmtree(args.work, ignore_errors=True)
-    args.work.mkdir(parents=True)
-    results: dict[str, Any] = {}
-    steps = {
-        "main": lambda: main_run(make_case(args.work / "main", args, 31200), args),
-        "stale": lambda: stale_server(args.work / "stale", args),
-        "thinking": lambda: thinking(args.work / "thinking", args),
-    }
-    for name in args.only.split(","):
-        began = time.monotonic()
-        try:
-            results[name] = steps[name]()
-        except AssertionError as error:
-            results[name] = {"FAILED": str(error)[-3000:]}
-        results[name]["took"] = round(time.monotonic() - began, 1)
-        print(name, json.dumps(results[name], indent=1), flush=True)
-        (args.out / "results.json").write_text(json.dumps(results, indent=1))
-    for log in args.work.rglob("server-*.log"):
-        shutil.copy(log, args.out / f"{log.parent.parent.parent.parent.name}-{log.name}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        prove(
+            {
+                "main": lambda folder, args: main_run(make_case(folder, args, 31200), args),
+                "stale": stale_server,
+                "thinking": thinking,
+            }
+        )
+    )

@@ -7,9 +7,7 @@ Not a test of pytest's: that machine has no network and no pytest.
 """
 
 import argparse
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.prove_sglang import FLAGS, START_S, make_case, phases, write_prompts
+from tests.gpu.prove import FLAGS, START_S, make_case, phases, prove, write_prompts
 from tests.harness import Case, assert_whole
 from tokenmill import events
 from tokenmill.events import Event
@@ -92,15 +90,12 @@ def supervision(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     write_prompts(case.folder / "prompts.jsonl", PROMPTS)
     process = case.start()
     found: list[dict[str, Any]] = []
-    eta: list[float] = []
     for server, word, number in (
         (0, b"scheduler", signal.SIGSTOP),
         (1, b"scheduler", signal.SIGKILL),
         (0, b"launch_server", signal.SIGKILL),
     ):
         found.append(harm(case, process, server, word, number))
-    status = case.run_folder.status()
-    eta += [server.eta_s for server in (status.servers if status else ()) if server.eta_s]
     process.kill()
     process.wait()
     began = time.monotonic()
@@ -137,34 +132,5 @@ def flags(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     return {"code": code, "warned": warned, "phases": phases(case), "MiB used": used_mib()}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--site", required=True)
-    parser.add_argument("--work", type=Path, default=Path("/tmp/prove-supervision"))
-    parser.add_argument("--no-gpu", action="store_true", help="a rehearsal with a stand-in for the engine")
-    parser.add_argument("--only", default="supervision,flags")
-    args = parser.parse_args()
-    shutil.rmtree(args.work, ignore_errors=True)
-    args.work.mkdir(parents=True)
-    results: dict[str, Any] = {}
-    steps = {"supervision": supervision, "flags": flags}
-    for name in args.only.split(","):
-        began = time.monotonic()
-        try:
-            results[name] = steps[name](args.work / name, args)
-        except AssertionError as error:
-            results[name] = {"FAILED": str(error)[-6000:]}
-        results[name]["took"] = round(time.monotonic() - began, 1)
-        print(name, json.dumps(results[name], indent=1, default=str), flush=True)
-        (args.out / "supervision.json").write_text(json.dumps(results, indent=1, default=str))
-    for log in args.work.rglob("server-*.log"):
-        shutil.copy(log, args.out / f"{log.parent.parent.parent.parent.name}-{log.name}")
-    for log in args.work.rglob("output.txt"):
-        shutil.copy(log, args.out / f"{log.parent.name}-output.txt")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(prove({"supervision": supervision, "flags": flags}))
