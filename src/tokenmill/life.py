@@ -21,26 +21,27 @@ from tokenmill.config import Config
 from tokenmill.core import server as core
 from tokenmill.core.capacity import Forecast
 from tokenmill.core.server import Failure, FailureKind, State
+from tokenmill.ending import VERIFY_S, Ending, Sensors, end_server, reading
 from tokenmill.engines.base import Engine, Sampling, ServerInfo, Spec
 from tokenmill.errors import BrokenError, PluginError, RequestError, boundary
 from tokenmill.events import Event
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Pump
 from tokenmill.launch import Place
-from tokenmill.machine import logtail, ports, processes
+from tokenmill.machine import group, logtail, ports, processes
+from tokenmill.machine.filesystems import mount_of
 from tokenmill.machine.logtail import LogTail
 from tokenmill.machine.processes import ProcessId
 from tokenmill.render import Renderer
+from tokenmill.signs import LOOK_S as WORK_LOOK_S
+from tokenmill.signs import QUIET_LOOK_S, Signs
 from tokenmill.staging.staged import Staged
 
 LOOK_S = 0.25
 """How often a server is looked at: a death must be known in less than 2 s."""
 
 METRICS_S = 2.0
-"""How often a ready server's metrics and processor time are read."""
-
-MEMBERS_S = 15.0
-"""How often the members of its group are counted anew: that reads all of /proc."""
+"""How often a ready server's metrics are read."""
 
 IDENTITY_TIMEOUT_S = 5.0
 """A page that needs no engine comes in milliseconds; a loaded Python server may hold its loop for seconds."""
@@ -54,17 +55,17 @@ ADDRESS_PATIENCE_S = 10.0
 PROBE_TIMEOUT_S = 4.0
 """A small generation of a server in doubt: with it a hang is named within stall_timeout + 5 s."""
 
-BURNING = 0.2
-"""Share of a core that says that a server is at work: idle ones were seen at 0.02, compiling ones at 1 and more."""
+SILENT_S = 2.0
+"""A log line so young says more of a server than its processes do."""
 
-VERIFY_S = 60.0
-"""SIGKILL to given up: the driver tears a process down in seconds, not at once."""
+OWN_DEADLINES = frozenset({State.STARTING, State.ANSWERING, State.CANARY, State.SUSPECT})
+"""States in which silence means something: there a closer look is worth its price."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """What all servers of a node have in common. `most_in_flight` is what open files allow each of them, `forecast`
-    what each is expected to say of itself."""
+    what each is expected to say of itself, `sensors` read the machine."""
 
     node: str
     config: Config
@@ -81,10 +82,15 @@ class Job:
     tell: Callable[[Event], None]
     changed: Callable[[], None]
     forecast: Forecast = field(default_factory=Forecast)
+    sensors: Sensors = field(default_factory=Sensors)
 
 
 class Life:
-    """`post` takes events; `state` tells what the server is taken for; no `entry`: it is someone else's server."""
+    """`post` takes events; `state` tells what the server is taken for; no `entry`: it is someone else's server. `note`
+    takes the entry anew when more is known by which its leftovers can be found.
+
+    `burning`: its processes or cards were at work at the last look.
+    """
 
     def __init__(
         self,
@@ -94,10 +100,11 @@ class Life:
         post: Callable[[core.Event], None],
         state: Callable[[], State],
         process: subprocess.Popen[bytes] | None = None,
+        note: Callable[[ServerEntry], None] = lambda entry: None,
     ) -> None:
         self.job = job
         self.spec = spec
-        self.entry = entry
+        self._signs = Signs(entry, job.sensors, note, fresh=process is not None) if entry is not None else None
         self.info = ServerInfo()
         self.burning = False
         self._post = post
@@ -108,21 +115,39 @@ class Life:
         self.client = Client(self.address, api_key=job.api_key)
         self._tail = LogTail(job.folder.log(spec.index), entry.log_start if entry else 0)
         self._tasks: asyncio.TaskGroup | None = None
-        self._members: tuple[float, list[int]] = (0.0, [])
-        self._cpu: tuple[float, float] = (0.0, 0.0)
+        self._spoke_at = self._worked_at = time.monotonic()
+        self._source = "the disk"
         self._last_tokens: float | None = None
         self.accept_length: float | None = None
         self._began = time.monotonic()
         self._silence = ""
+
+    @property
+    def entry(self) -> ServerEntry | None:
+        return self._signs.entry if self._signs else None
+
+    @property
+    def doing(self) -> str:
+        """What a server that says nothing does, in words; empty while its log or its answers tell."""
+        signs, now = self._signs, time.monotonic()
+        if signs is None or signs.work is None or self._state() not in OWN_DEADLINES:
+            return ""
+        if now - self._spoke_at < SILENT_S:
+            return ""
+        if words := signs.work.words(self._source):
+            return words
+        stopped = ", stopped by a signal" if signs.is_stopped else ""
+        return f"silent and idle for {now - max(self._spoke_at, self._worked_at):.0f} s{stopped}"
 
     async def run(self) -> None:
         """Watches exit, log and HTTP together until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                if self.entry is not None:
-                    tasks.create_task(self._watch_exit(self.entry.process))
+                if self._signs is not None:
+                    tasks.create_task(self._watch_exit(self._signs.entry.process))
                     tasks.create_task(self._watch_log())
+                    tasks.create_task(self._watch_work(self._signs))
                 tasks.create_task(self._probe())
         finally:
             self._tasks = None
@@ -167,21 +192,32 @@ class Life:
                     if phase is not None and (phase.name, phase.percent) != last:
                         last = (phase.name, phase.percent)
                         self._post(core.PhaseSeen(phase.name, phase.percent))
-            if lines or self._burns():
+            if lines:
+                self._spoke_at = time.monotonic()
                 self._post(core.Progress(strong=False))
             await asyncio.sleep(LOOK_S)
 
-    def _burns(self) -> bool:
-        """Whether its processes used processor time since the last reading."""
-        moment = time.monotonic()
-        if self.entry is None or moment - self._cpu[0] < METRICS_S:
-            return False
-        if moment - self._members[0] > MEMBERS_S:
-            self._members = (moment, processes.members(self.entry.group))
-        used = processes.cpu_seconds(self._members[1])
-        last, self._cpu = self._cpu, (moment, used)
-        self.burning = bool(last[0]) and (used - last[1]) / (moment - last[0]) > BURNING
-        return self.burning
+    async def _watch_work(self, its: Signs) -> None:
+        """Whether its processes and cards are at work, and whether its children are dead while it waits for them."""
+        model = self.job.staged.path
+        if model is not None:  # a path on a mount that is away does not answer at all
+            mount = await reading(lambda: mount_of(model), None)
+            self._source = "the mount" if mount is None or mount.is_network else "the disk"
+        while True:
+            closely = self._state() in OWN_DEADLINES
+            if await its.look(closely=closely) and its.work is not None:
+                self.burning = not its.is_idle
+                if self.burning:
+                    self._worked_at = time.monotonic()
+                    self._post(core.Progress(strong=False))
+                silent = time.monotonic() - self._spoke_at > SILENT_S
+                if silent and self._state() is State.STARTING and (failure := its.failure(self._tmp)):
+                    self._post(core.Failed(failure))
+            await asyncio.sleep(QUIET_LOOK_S if closely and (its.is_idle or its.work is None) else WORK_LOOK_S)
+
+    @property
+    def _tmp(self) -> Path:
+        return launch.tmp_folder(self.job.folder.path, self.spec.index)
 
     # -- what it answers ---------------------------------------------------------------------------------------------
     async def _probe(self) -> None:
@@ -219,8 +255,8 @@ class Life:
             failure = Failure(FailureKind.CONFIG, f"{self.address} is {stranger}", "see engine.addresses")
             self._post(core.Failed(failure) if stranger else core.Answered())
             return
-        foreign = ports.listener(self.spec.port)
-        ours = processes.members(self.entry.group, self.entry.nonce)
+        foreign, known = ports.listener(self.spec.port), self.entry.processes
+        ours = await reading(lambda: {each.pid for each in group.look(known).living}, set[int]())
         holder = "" if foreign is None or foreign in ours else processes.describe(foreign)
         if stranger or holder:
             taken = f"port {self.spec.port} is taken by {holder or 'another process'}"
@@ -274,15 +310,15 @@ class Life:
         return Canary(job.engine, self.spec, self.client, self.info, job.renderer, job.sampling, width, timeout_s)
 
     # -- its end -----------------------------------------------------------------------------------------------------
-    async def end(self, grace_s: float) -> list[int]:
-        """Ends its whole process group and removes its TMPDIR; returns pids that cannot be ended."""
-        left: list[int] = []
+    async def end(self, grace_s: float, verify_s: float = VERIFY_S) -> Ending:
+        """Ends all its processes, removes its TMPDIR and what they left; says what did not come back."""
+        ending = Ending()
         if self.entry is not None:
-            left = await processes.end_group(self.entry.group, self.entry.nonce, grace_s=grace_s, verify_s=VERIFY_S)
-            shutil.rmtree(launch.tmp_folder(self.job.folder.path, self.spec.index), ignore_errors=True)
+            folder, sensors = self.job.folder.path, self.job.sensors
+            ending = await end_server(self.entry, folder, sensors, grace_s=grace_s, verify_s=verify_s)
         if self._process is not None:
             self._process.poll()  # reaps it
-        return left
+        return ending
 
 
 def spawn(
@@ -316,9 +352,14 @@ def spawn(
         nonce=spec.nonce,
         launch=launch.fingerprint(job.engine, spec, job.config, place),
         log_start=logtail.size(log),
+        gpu_bases=job.sensors.cards.take(place.gpus, place.index),
     )
     announce(entry)
-    process = processes.spawn(command.argv, env, log, spec.nonce, job.staged.descriptors)
+    try:
+        process = processes.spawn(command.argv, env, log, spec.nonce, job.staged.descriptors)
+    except OSError:
+        job.sensors.cards.leave(place.gpus, place.index)
+        raise
     # A process that is gone already has no start time: its watcher says so at once.
     identity = processes.identify(process.pid) or ProcessId(process.pid, 0, "")
     return spec, replace(entry, process=identity, group=process.pid), process

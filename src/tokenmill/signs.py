@@ -1,0 +1,160 @@
+"""One server's signs of work, as its processes and cards show them; its children that died; its shared memory.
+
+Looks are cheap, all in threads: a reading of a process that hangs in a mount, or of a card that is ill, may not come.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from msgspec.structs import replace as with_fields
+
+from tokenmill.core.server import Failure, FailureKind
+from tokenmill.ending import Sensors, reading
+from tokenmill.folder import ServerEntry
+from tokenmill.machine import evidence, group, processes, shm
+from tokenmill.machine.evidence import Reading, Work
+from tokenmill.machine.filesystems import mount_of
+from tokenmill.machine.group import Members
+from tokenmill.machine.processes import ProcessId
+from tokenmill.machine.shm import Claims
+
+LOOK_S = 2.0
+"""Between two looks at a server: a few files of /proc for each of its processes."""
+
+QUIET_LOOK_S = 0.5
+"""The same before READY, while nothing is done: children that died must be known within 5 s."""
+
+MEMBERS_S = 15.0
+"""How often the members of its group are counted anew: that reads all of /proc."""
+
+SEEN = 128
+"""Processes of a server that are remembered: helpers come and go by the thousand, engines have dozens."""
+
+STEADY_S = 2.0
+"""For so long, dead children must be all there is: a launcher that is about to reap them needs milliseconds."""
+
+STEADY_ZERO_S = 3.5
+"""The same where they ended with exit code 0: a helper that did its work may wait for its parent, which then sleeps in
+its next step, and the answer is only a guess."""
+
+Dead = tuple[tuple[ProcessId, processes.Stat], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look found. `dead` are children that nobody waits for, with nobody else alive."""
+
+    moment: Reading
+    members: Members
+    counted_at: float
+    claims: Claims
+    dead: Dead = ()
+
+
+class Signs:
+    """`note` takes the server's entry when something was seen that helps to find its leftovers later. `fresh`: it was
+    launched a moment ago, so the segments that are there now are others'."""
+
+    def __init__(
+        self, entry: ServerEntry, sensors: Sensors, note: Callable[[ServerEntry], None], *, fresh: bool
+    ) -> None:
+        self.entry = entry
+        self.work: Work | None = None
+        self.dead: Dead = ()
+        self._sensors = sensors
+        self._note = note
+        self._last: Look | None = None
+        before = shm.present(sensors.shm) if fresh else frozenset[shm.Claim]()
+        self._claims = Claims(frozenset(entry.segments), before)
+        self._dead_since = 0.0
+
+    async def look(self, *, closely: bool) -> bool:
+        """Reads the machine; `closely` where silence would mean something. False where no reading came."""
+        last = self._last
+        found = await reading(lambda: self._read(last, closely=closely), None)
+        self._last = found or last
+        if found is None:
+            return False
+        if last is not None and found.moment.at > last.moment.at:
+            self.work = evidence.between(last.moment, found.moment)
+        self._claims = found.claims
+        if not self.dead or {each for each, _ in found.dead} != {each for each, _ in self.dead}:
+            self._dead_since = found.moment.at
+        self.dead = found.dead
+        self._remember(found)
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        return self.work is not None and self.work.is_idle
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped a process of it."""
+        closer = self._last.moment.closer if self._last else None
+        return closer is not None and closer.stopped
+
+    @property
+    def dead_for(self) -> float:
+        """Seconds for which dead children have been all there is."""
+        return self._last.moment.at - self._dead_since if self.dead and self._last else 0.0
+
+    def _read(self, last: Look | None, *, closely: bool) -> Look:
+        """One look. A closer one only where nothing was done: it reads every thread."""
+        now = time.monotonic()
+        members, claims, counted_at = (
+            (last.members, self._claims, last.counted_at) if last else (None, self._claims, now)
+        )
+        if members is None or now - counted_at > MEMBERS_S:
+            members, counted_at = group.look(self.entry.processes, self._sensors.table, QUIET_LOOK_S), now
+        if closely or counted_at == now:
+            claims = shm.claim(claims, (each.pid for each in members.living), self._sensors.shm)
+        living = tuple(members.living)
+        cards = self._sensors.cards.use(self.entry.cards) if closely else None
+        look = Look(Reading(time.monotonic(), evidence.read(living), cards), members, counted_at, claims)
+        if not closely or last is None or not evidence.between(last.moment, look.moment).is_idle:
+            return look
+        closer = evidence.look_closer(living)
+        look = replace(look, moment=replace(look.moment, closer=closer))
+        if evidence.between(last.moment, look.moment).cores > evidence.SLEEPING or not closer.asleep:
+            return look
+        members = group.look(self.entry.processes, self._sensors.table, QUIET_LOOK_S)
+        return replace(look, members=members, counted_at=now, dead=evidence.abandoned(members))
+
+    def _remember(self, look: Look) -> None:
+        """Also those that have ended: what they leave bears their numbers."""
+        living, segments = look.members.living, tuple(sorted(look.claims.mine, key=lambda each: each.name))
+        fresh = [each for each in look.members.all if each not in self.entry.members]
+        if fresh or segments != self.entry.segments:
+            known = [*self.entry.members, *fresh]
+            ended = [each for each in known if each not in living][-SEEN:]
+            members = (*ended, *(each for each in known if each in living))
+            self.entry = with_fields(self.entry, members=members, segments=segments)
+            self._note(self.entry)
+
+    def failure(self, tmp: Path) -> Failure | None:
+        """Why a launcher whose children are dead will never answer; None where that is not so, or not yet sure."""
+        if not self.dead:
+            return None
+        status = next((stat.status for _, stat in self.dead if stat.status), 0)
+        if self.dead_for < (STEADY_S if status else STEADY_ZERO_S):
+            return None
+        child, stat = next(((each, stat) for each, stat in self.dead if stat.status == status), self.dead[0])
+        others = f" and {len(self.dead) - 1} more" if len(self.dead) > 1 else ""
+        how = evidence.ending_of(status)
+        parent = processes.describe(stat.parent)
+        cause = (
+            f"its child pid {child.pid}{others} died ({how}), and {parent} waits for ever: it sleeps and says nothing"
+        )
+        return Failure(FailureKind.CHILD, cause, _fix(tmp))
+
+
+def _fix(tmp: Path) -> str:
+    """What keeps a child from starting, where that can be seen."""
+    for folder in (tmp, Path("/tmp")):
+        mount = mount_of(folder)
+        if "noexec" in mount.options:
+            return f"{mount.point} is mounted noexec: mount -o remount,exec {mount.point}"
+    return ""
