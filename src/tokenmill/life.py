@@ -33,8 +33,7 @@ from tokenmill.machine.filesystems import mount_of
 from tokenmill.machine.logtail import LogTail
 from tokenmill.machine.processes import ProcessId
 from tokenmill.render import Renderer
-from tokenmill.signs import LOOK_S as WORK_LOOK_S
-from tokenmill.signs import QUIET_LOOK_S, Signs
+from tokenmill.signs import Signs
 from tokenmill.staging.staged import Staged
 
 LOOK_S = 0.25
@@ -205,15 +204,16 @@ class Life:
             self._source = "the mount" if mount is None or mount.is_network else "the disk"
         while True:
             closely = self._state() in OWN_DEADLINES
-            if await its.look(closely=closely) and its.work is not None:
-                self.burning = not its.is_idle
+            looked = await its.look(closely=closely)
+            self.burning = its.work is not None and not its.is_idle
+            if looked and its.work is not None:
                 if self.burning:
                     self._worked_at = time.monotonic()
                     self._post(core.Progress(strong=False))
                 silent = time.monotonic() - self._spoke_at > SILENT_S
                 if silent and self._state() is State.STARTING and (failure := its.failure(self._tmp)):
                     self._post(core.Failed(failure))
-            await asyncio.sleep(QUIET_LOOK_S if closely and (its.is_idle or its.work is None) else WORK_LOOK_S)
+            await asyncio.sleep(its.pause(closely=closely))
 
     @property
     def _tmp(self) -> Path:

@@ -23,8 +23,11 @@ from tokenmill.machine.shm import Claims
 LOOK_S = 2.0
 """Between two looks at a server: a few files of /proc for each of its processes."""
 
+CLOSE_LOOK_S = 1.0
+"""The same before READY: children that died must be known within 5 s."""
+
 QUIET_LOOK_S = 0.5
-"""The same before READY, while nothing is done: children that died must be known within 5 s."""
+"""And while nothing is done."""
 
 MEMBERS_S = 15.0
 """How often the members of its group are counted anew: that reads all of /proc."""
@@ -35,7 +38,7 @@ SEEN = 128
 STEADY_S = 2.0
 """For so long, dead children must be all there is: a launcher that is about to reap them needs milliseconds."""
 
-STEADY_ZERO_S = 3.5
+STEADY_ZERO_S = 3.0
 """The same where they ended with exit code 0: a helper that did its work may wait for its parent, which then sleeps in
 its next step, and the answer is only a guess."""
 
@@ -74,9 +77,10 @@ class Signs:
         """Reads the machine; `closely` where silence would mean something. False where no reading came."""
         last = self._last
         found = await reading(lambda: self._read(last, closely=closely), None)
-        self._last = found or last
         if found is None:
+            self.work = None  # whatever keeps the reading, nothing is known of this moment
             return False
+        self._last = found
         if last is not None and found.moment.at > last.moment.at:
             self.work = evidence.between(last.moment, found.moment)
         self._claims = found.claims
@@ -85,6 +89,12 @@ class Signs:
         self.dead = found.dead
         self._remember(found)
         return True
+
+    def pause(self, *, closely: bool) -> float:
+        """Seconds until the next look."""
+        if not closely:
+            return LOOK_S
+        return QUIET_LOOK_S if self.work is None or self.work.is_idle else CLOSE_LOOK_S
 
     @property
     def is_idle(self) -> bool:
@@ -148,10 +158,10 @@ class Signs:
         cause = (
             f"its child pid {child.pid}{others} died ({how}), and {parent} waits for ever: it sleeps and says nothing"
         )
-        return Failure(FailureKind.CHILD, cause, _fix(tmp))
+        return Failure(FailureKind.CHILD, cause, fix(tmp))
 
 
-def _fix(tmp: Path) -> str:
+def fix(tmp: Path) -> str:
     """What keeps a child from starting, where that can be seen."""
     for folder in (tmp, Path("/tmp")):
         mount = mount_of(folder)
