@@ -14,7 +14,9 @@ from tokenmill.machine import filesystems
 LAUNCHER = "import subprocess, time; subprocess.Popen(['/bin/sh', '-c', 'exit {code}']); time.sleep(600)"
 """Forks a child that ends at once, does not reap it, and sleeps for ever; its log stays empty."""
 
-MIXED = "import subprocess, time; subprocess.Popen(['/bin/sh', '-c', 'exit 1']); subprocess.Popen(['sleep', '600']).wait()"
+MIXED = (
+    "import subprocess, time; subprocess.Popen(['/bin/sh', '-c', 'exit 1']); subprocess.Popen(['sleep', '600']).wait()"
+)
 
 
 def write(case: Case, code: str, **fleet: object) -> None:

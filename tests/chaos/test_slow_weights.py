@@ -64,8 +64,10 @@ def test_a_mount_that_is_away_is_waited_for_and_a_server_that_is_stopped_is_not(
     shutil.copy(gguf, folder / "model.gguf")
     weights = slow(folder, "--cap-mb-s", "6") / "model.gguf"
     file_system = server_of(weights.parent)
-    words = [str(Path(llamacpp_server.__file__)), "--model", str(weights), "--port", str(port)]
-    job = living.job(tmp_path, [sys.executable, *(words if what == "llama.cpp" else ["-c", READER, str(weights)])], weights)
+    words = ["-c", READER, str(weights)]
+    if what == "llama.cpp":
+        words = [str(Path(llamacpp_server.__file__)), "--model", str(weights), "--port", str(port)]
+    job = living.job(tmp_path, [sys.executable, *words], weights)
 
     async def loads() -> None:
         async with living.begun(job, port) as server:

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -155,4 +154,3 @@ def test_one_reading_serves_many_looks_and_a_mark_is_read_once(tmp_path: Path) -
         process.wait()
         assert list(group.look(its, table, 60.0).living) == [its.main], "that is what it was"
         assert group.look(its, table).all == ()
-
