@@ -103,7 +103,9 @@ class Life:
     ) -> None:
         self.job = job
         self.spec = spec
-        self._signs = Signs(entry, job.sensors, note, fresh=process is not None) if entry is not None else None
+        stall_s = job.config.fleet.stall_timeout
+        fresh = process is not None
+        self._signs = Signs(entry, job.sensors, note, stall_s, fresh=fresh) if entry is not None else None
         self.info = ServerInfo()
         self.burning = False
         self._post = post

@@ -26,8 +26,17 @@ LOOK_S = 2.0
 CLOSE_LOOK_S = 1.0
 """The same before READY: children that died must be known within 5 s."""
 
-QUIET_LOOK_S = 0.5
-"""And while nothing is done."""
+FIRST_LOOK_S = 0.5
+"""And between the first two, from which its work is known."""
+
+CLOSER_S = 10.0
+"""The most between two looks at every thread of a server that does nothing; less where stall_timeout is short."""
+
+CLOSER_LOOKS = 9
+"""Such looks within stall_timeout: every 10 s of the default 90 s."""
+
+FRESH_S = 5.0
+"""Age of a reading of /proc that is good enough for a count: one serves many servers."""
 
 MEMBERS_S = 15.0
 """How often the members of its group are counted anew: that reads all of /proc."""
@@ -53,21 +62,23 @@ class Look:
     members: Members
     counted_at: float
     claims: Claims
+    closer_at: float = float("-inf")
     dead: Dead = ()
 
 
 class Signs:
     """`note` takes the server's entry when something was seen that helps to find its leftovers later. `fresh`: it was
-    launched a moment ago, so the segments that are there now are others'."""
+    launched a moment ago, so the segments that are there now are others'. `stall_s` is how long it may do nothing."""
 
     def __init__(
-        self, entry: ServerEntry, sensors: Sensors, note: Callable[[ServerEntry], None], *, fresh: bool
+        self, entry: ServerEntry, sensors: Sensors, note: Callable[[ServerEntry], None], stall_s: float, *, fresh: bool
     ) -> None:
         self.entry = entry
         self.work: Work | None = None
         self.dead: Dead = ()
         self._sensors = sensors
         self._note = note
+        self._closer_s = min(CLOSER_S, max(FIRST_LOOK_S, stall_s / CLOSER_LOOKS))
         self._last: Look | None = None
         before = shm.present(sensors.shm) if fresh else frozenset[shm.Claim]()
         self._claims = Claims(frozenset(entry.segments), before)
@@ -94,7 +105,7 @@ class Signs:
         """Seconds until the next look."""
         if not closely:
             return LOOK_S
-        return QUIET_LOOK_S if self.work is None or self.work.is_idle else CLOSE_LOOK_S
+        return FIRST_LOOK_S if self.work is None else CLOSE_LOOK_S
 
     @property
     def is_idle(self) -> bool:
@@ -114,24 +125,36 @@ class Signs:
     def _read(self, last: Look | None, *, closely: bool) -> Look:
         """One look. A closer one only where nothing was done: it reads every thread."""
         now = time.monotonic()
-        members, claims, counted_at = (
-            (last.members, self._claims, last.counted_at) if last else (None, self._claims, now)
-        )
-        if members is None or now - counted_at > MEMBERS_S:
-            members, counted_at = group.look(self.entry.processes, self._sensors.table, QUIET_LOOK_S), now
+        counted_at, claims = last.counted_at if last else float("-inf"), self._claims
+        if last is None or now - counted_at > MEMBERS_S:
+            members, counted_at = self._count(FIRST_LOOK_S if last is None else FRESH_S), now
+        else:
+            members = last.members
         if closely or counted_at == now:
             claims = shm.claim(claims, (each.pid for each in members.living), self._sensors.shm)
-        living = tuple(members.living)
         cards = self._sensors.cards.use(self.entry.cards) if closely else None
-        look = Look(Reading(time.monotonic(), evidence.read(living), cards), members, counted_at, claims)
-        if not closely or last is None or not evidence.between(last.moment, look.moment).is_idle:
+        used = evidence.read(tuple(members.living))
+        look = Look(Reading(time.monotonic(), used, cards), members, counted_at, claims)
+        if not closely or last is None:
             return look
-        closer = evidence.look_closer(living)
-        look = replace(look, moment=replace(look.moment, closer=closer))
-        if evidence.between(last.moment, look.moment).cores > evidence.SLEEPING or not closer.asleep:
-            return look
-        members = group.look(self.entry.processes, self._sensors.table, QUIET_LOOK_S)
-        return replace(look, members=members, counted_at=now, dead=evidence.abandoned(members))
+        work = evidence.between(last.moment, look.moment)
+        return self._look_closer(last, look, work) if work.is_idle else look
+
+    def _look_closer(self, last: Look, look: Look, work: Work) -> Look:
+        """At its threads, and for children that died: at all of /proc once a second, for all servers together."""
+        now, old = look.moment.at, last.moment.closer
+        if now - look.counted_at > CLOSE_LOOK_S:
+            look = replace(look, members=self._count(CLOSE_LOOK_S), counted_at=now)
+        dead = evidence.abandoned(look.members) if work.cores < evidence.SLEEPING else ()
+        is_sure = old is not None and old.waiting == old.lasting and not dead
+        if is_sure and now - last.closer_at < self._closer_s:
+            return replace(look, moment=replace(look.moment, closer=old), closer_at=last.closer_at)
+        closer = evidence.confirmed(old, evidence.look_closer(tuple(look.members.living)), work)
+        moment = replace(look.moment, closer=closer)
+        return replace(look, moment=moment, closer_at=now, dead=dead if closer.asleep else ())
+
+    def _count(self, fresh_s: float) -> Members:
+        return group.look(self.entry.processes, self._sensors.table, fresh_s)
 
     def _remember(self, look: Look) -> None:
         """Also those that have ended: what they leave bears their numbers."""

@@ -10,7 +10,7 @@ read(2), open(2) or stat(2) is in state S like an idle one: only what it waits i
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenmill.machine import processes
@@ -33,7 +33,7 @@ FAULTING = 1.0
 CARD_BUSY = 5
 """Percent of the time in which some kernel ran: 0 on an idle card."""
 
-_MOUNT_WAITS = ("request_wait_answer", "fuse_", "__fuse_")
+_MOUNT_WAITS = (b"request_wait_answer", b"fuse_", b"__fuse_")
 """Where in the kernel a thread sleeps that waits for a FUSE server."""
 
 
@@ -50,12 +50,14 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Closer:
-    """A closer look, which is dear: `waiting` are the threads that wait for a file system, by thread id; `asleep` says
-    that all others sleep; `stopped`, that a signal has stopped some process."""
+    """A closer look, which is dear: `waiting` are the threads that wait for a file system, by thread id, `lasting`
+    those of them that do so for longer than a moment; `asleep` says that all threads sleep; `stopped`, that a signal
+    has stopped some process."""
 
     waiting: frozenset[int]
     asleep: bool
     stopped: bool = False
+    lasting: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +136,18 @@ def between(before: Reading, after: Reading) -> Work:
         faults_s=max(0, faults) / seconds,
         read_mb_s=max(0, read) / seconds / 1e6,
         grown_mb_s=max(0, grown) / seconds / 1e6,
-        waiting=_waited(before, after, moving=faults > 0 or grown > 0),
+        waiting=len(after.closer.lasting) if after.closer else 0,
         card_percent=after.cards.percent if after.cards else None,
         card_mb_s=max(0, moved) / seconds / 1e6,
     )
 
 
-def _waited(before: Reading, after: Reading, *, moving: bool) -> int:
-    """One look may meet a thread in a moment's write to a log: it must be found again, or something must have come."""
-    if after.closer is None:
-        return 0
-    if moving or before.closer is None:
-        return len(after.closer.waiting) if moving else 0
-    return len(after.closer.waiting & before.closer.waiting)
+def confirmed(before: Closer | None, now: Closer, work: Work) -> Closer:
+    """A closer look after an earlier one. One look may meet a thread in a moment's write to a log: it waits for longer
+    where it is found again, or where something came meanwhile."""
+    if work.faults_s > 0 or work.grown_mb_s > 0:
+        return replace(now, lasting=now.waiting)
+    return replace(now, lasting=now.waiting & before.waiting if before else frozenset())
 
 
 # -- /proc -----------------------------------------------------------------------------------------------------------
@@ -161,12 +162,8 @@ def read(living: Sequence[ProcessId]) -> Mapping[ProcessId, Used]:
 
 
 def _bytes_read(pid: int) -> int:
-    try:
-        text = Path(f"/proc/{pid}/io").read_text(encoding="ascii")
-    except OSError:
-        return 0  # it ended, or we may not know
-    fields = dict(line.split(": ") for line in text.splitlines())
-    return max(int(fields["rchar"]), int(fields["read_bytes"]))
+    fields = dict(line.split(b": ") for line in processes.content(f"/proc/{pid}/io").splitlines())
+    return max(int(fields.get(b"rchar", 0)), int(fields.get(b"read_bytes", 0)))  # nothing where we may not know
 
 
 def look_closer(living: Sequence[ProcessId]) -> Closer:
@@ -174,12 +171,13 @@ def look_closer(living: Sequence[ProcessId]) -> Closer:
     waiting, asleep, stopped = set(), True, False
     for process in living:
         for thread in _threads(process.pid):
-            state = _state(process.pid, thread)
-            if state == "D" or (state == "S" and _where(process.pid, thread).startswith(_MOUNT_WAITS)):
+            of_thread = f"/proc/{process.pid}/task/{thread}"
+            state = processes.content(f"{of_thread}/stat").rpartition(b")")[2][1:2]
+            if state == b"D" or (state == b"S" and processes.content(f"{of_thread}/wchan").startswith(_MOUNT_WAITS)):
                 waiting.add(thread)
-            elif state not in "SIZX":
+            elif state not in b"SIZX":  # empty where it has just ended
                 asleep = False
-            stopped = stopped or state in "Tt"
+            stopped = stopped or state in (b"T", b"t")
     return Closer(frozenset(waiting), asleep and not waiting, stopped)
 
 
@@ -188,22 +186,6 @@ def _threads(pid: int) -> list[int]:
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208
     except OSError:
         return []
-
-
-def _state(pid: int, thread: int) -> str:
-    try:
-        text = Path(f"/proc/{pid}/task/{thread}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return "X"
-    return text.rpartition(")")[2].split(maxsplit=1)[0]
-
-
-def _where(pid: int, thread: int) -> str:
-    """The kernel's function in which a thread sleeps; empty where the kernel does not say."""
-    try:
-        return Path(f"/proc/{pid}/task/{thread}/wchan").read_text(encoding="ascii")
-    except OSError:
-        return ""
 
 
 # -- children that died -----------------------------------------------------------------------------------------------

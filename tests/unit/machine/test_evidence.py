@@ -10,7 +10,7 @@ import pytest
 from tests.unit.machine.test_processes import SLEEP, identified, running, until
 from tokenmill.machine import evidence, group
 from tokenmill.machine.cards import CardUse
-from tokenmill.machine.evidence import Closer, Reading, Used, between
+from tokenmill.machine.evidence import Closer, Reading, Used, between, confirmed
 from tokenmill.machine.group import Group, Members
 from tokenmill.machine.processes import ProcessId, Stat
 
@@ -61,18 +61,17 @@ def test_what_was_done_is_told_in_words(after: Reading, words: str) -> None:
     assert work.is_idle is not bool(words)
 
 
-def test_a_thread_that_waits_for_a_file_all_the_while_is_at_work_even_if_nothing_comes() -> None:
-    waiting = Closer(frozenset({70, 71}), asleep=False)
-    before = replace(START, closer=waiting)
-    assert (
-        between(before, later(closer=replace(waiting, waiting=frozenset({71, 72})))).words()
-        == "waiting for the disk: 0 MB/s"
-    )
-    assert between(before, later(closer=replace(waiting, waiting=frozenset({99})))).is_idle, "a moment's write to a log"
-    assert between(START, later(closer=waiting)).is_idle, "seen once"
-    assert between(replace(START, closer=RESTING), later(closer=waiting)).is_idle
-    grew = between(replace(START, closer=RESTING), later(closer=waiting, main=used(MAIN, resident=4096)))
-    assert (grew.waiting, grew.is_idle) == (2, False)
+def test_a_thread_that_waits_for_a_file_for_longer_is_at_work_even_if_nothing_comes() -> None:
+    first, still = Closer(frozenset({70, 71}), asleep=False), between(START, later())
+    assert between(START, later(closer=confirmed(None, first, still))).is_idle, "seen once"
+    again = confirmed(first, Closer(frozenset({71, 72}), asleep=False), still)
+    work = between(START, later(closer=again))
+    assert (work.waiting, work.words(), work.is_idle) == (1, "waiting for the disk: 0 MB/s", False)
+    other = confirmed(first, Closer(frozenset({99}), asleep=False), still)
+    assert between(START, later(closer=other)).is_idle, "a moment's write to a log"
+    grew = between(START, later(main=used(MAIN, resident=4096)))
+    assert grew.is_idle
+    assert confirmed(RESTING, first, grew).lasting == first.waiting
 
 
 def test_time_of_children_counts_once() -> None:
