@@ -8,9 +8,6 @@ from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.machine import group, processes
 from tokenmill.supervise import STOP_GRACE_S
 
-FRESH_S = 1.0
-"""One reading of all processes serves all servers of a folder."""
-
 
 def survivors(folder: RunFolder) -> list[ServerEntry]:
     """The servers of a run folder of which any process still lives."""
@@ -30,7 +27,7 @@ async def end_survivor(folder: RunFolder, entry: ServerEntry) -> str:
 def is_alive(entry: ServerEntry, table: group.Table) -> bool:
     """Whether any process of a launched server still lives, its main one or one it left behind."""
     same_boot = entry.process.boot == processes.boot_id()
-    return same_boot and bool(group.look(entry.processes, table, fresh_s=FRESH_S).living)
+    return same_boot and bool(group.look(entry.processes, table, group.FRESH_S).living)
 
 
 async def end_servers(folder: RunFolder, living: list[ServerEntry], log: EventLog) -> None:

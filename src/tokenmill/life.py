@@ -29,7 +29,6 @@ from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Pump
 from tokenmill.launch import Place
 from tokenmill.machine import group, logtail, ports, processes
-from tokenmill.machine.filesystems import mount_of
 from tokenmill.machine.logtail import LogTail
 from tokenmill.machine.processes import ProcessId
 from tokenmill.render import Renderer
@@ -53,12 +52,6 @@ ADDRESS_PATIENCE_S = 10.0
 
 PROBE_TIMEOUT_S = 4.0
 """A small generation of a server in doubt: with it a hang is named within stall_timeout + 5 s."""
-
-SILENT_S = 2.0
-"""A log line so young says more of a server than its processes do."""
-
-OWN_DEADLINES = frozenset({State.STARTING, State.ANSWERING, State.CANARY, State.SUSPECT})
-"""States in which silence means something: there a closer look is worth its price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +80,6 @@ class Job:
 class Life:
     """`post` takes events; `state` tells what the server is taken for; no `entry`: it is someone else's server. `note`
     takes the entry anew when more is known by which its leftovers can be found.
-
-    `burning`: its processes or cards were at work at the last look.
     """
 
     def __init__(
@@ -103,11 +94,8 @@ class Life:
     ) -> None:
         self.job = job
         self.spec = spec
-        stall_s = job.config.fleet.stall_timeout
-        fresh = process is not None
-        self._signs = Signs(entry, job.sensors, note, stall_s, fresh=fresh) if entry is not None else None
+        self._signs = self._signs_of(entry, note, fresh=process is not None) if entry is not None else None
         self.info = ServerInfo()
-        self.burning = False
         self._post = post
         self._state = state
         self._process = process
@@ -116,29 +104,29 @@ class Life:
         self.client = Client(self.address, api_key=job.api_key)
         self._tail = LogTail(job.folder.log(spec.index), entry.log_start if entry else 0)
         self._tasks: asyncio.TaskGroup | None = None
-        self._spoke_at = self._worked_at = time.monotonic()
-        self._source = "the disk"
         self._last_tokens: float | None = None
         self.accept_length: float | None = None
         self._began = time.monotonic()
         self._silence = ""
+
+    def _signs_of(self, entry: ServerEntry, note: Callable[[ServerEntry], None], *, fresh: bool) -> Signs:
+        job = self.job
+        tmp, stall_s = launch.tmp_folder(job.folder.path, entry.index), job.config.fleet.stall_timeout
+        return Signs(entry, job.sensors, note, job.staged.path, tmp, stall_s, fresh=fresh)
 
     @property
     def entry(self) -> ServerEntry | None:
         return self._signs.entry if self._signs else None
 
     @property
+    def burning(self) -> bool:
+        """Whether its processes or cards were at work at the last look."""
+        return self._signs is not None and self._signs.burning
+
+    @property
     def doing(self) -> str:
         """What a server that says nothing does, in words; empty while its log or its answers tell."""
-        signs, now = self._signs, time.monotonic()
-        if signs is None or signs.work is None or self._state() not in OWN_DEADLINES:
-            return ""
-        if now - self._spoke_at < SILENT_S:
-            return ""
-        if words := signs.work.words(self._source):
-            return words
-        stopped = ", stopped by a signal" if signs.is_stopped else ""
-        return f"silent and idle for {now - max(self._spoke_at, self._worked_at):.0f} s{stopped}"
+        return self._signs.doing(self._state()) if self._signs else ""
 
     async def run(self) -> None:
         """Watches exit, log and HTTP together until cancelled."""
@@ -148,7 +136,7 @@ class Life:
                 if self._signs is not None:
                     tasks.create_task(self._watch_exit(self._signs.entry.process))
                     tasks.create_task(self._watch_log())
-                    tasks.create_task(self._watch_work(self._signs))
+                    tasks.create_task(self._signs.watch(self._post, self._state))
                 tasks.create_task(self._probe())
         finally:
             self._tasks = None
@@ -193,33 +181,10 @@ class Life:
                     if phase is not None and (phase.name, phase.percent) != last:
                         last = (phase.name, phase.percent)
                         self._post(core.PhaseSeen(phase.name, phase.percent))
-            if lines:
-                self._spoke_at = time.monotonic()
+            if lines and self._signs is not None:
+                self._signs.spoke()
                 self._post(core.Progress(strong=False))
             await asyncio.sleep(LOOK_S)
-
-    async def _watch_work(self, its: Signs) -> None:
-        """Whether its processes and cards are at work, and whether its children are dead while it waits for them."""
-        model = self.job.staged.path
-        if model is not None:  # a path on a mount that is away does not answer at all
-            mount = await reading(lambda: mount_of(model), None)
-            self._source = "the mount" if mount is None or mount.is_network else "the disk"
-        while True:
-            closely = self._state() in OWN_DEADLINES
-            looked = await its.look(closely=closely)
-            self.burning = its.work is not None and not its.is_idle
-            if looked and its.work is not None:
-                if self.burning:
-                    self._worked_at = time.monotonic()
-                    self._post(core.Progress(strong=False))
-                silent = time.monotonic() - self._spoke_at > SILENT_S
-                if silent and self._state() is State.STARTING and (failure := its.failure(self._tmp)):
-                    self._post(core.Failed(failure))
-            await asyncio.sleep(its.pause(closely=closely))
-
-    @property
-    def _tmp(self) -> Path:
-        return launch.tmp_folder(self.job.folder.path, self.spec.index)
 
     # -- what it answers ---------------------------------------------------------------------------------------------
     async def _probe(self) -> None:

@@ -3,6 +3,7 @@
 Looks are cheap, all in threads: a reading of a process that hangs in a mount, or of a card that is ill, may not come.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,7 +11,8 @@ from pathlib import Path
 
 from msgspec.structs import replace as with_fields
 
-from tokenmill.core.server import Failure, FailureKind
+from tokenmill.core import server as core
+from tokenmill.core.server import Failure, FailureKind, State
 from tokenmill.ending import Sensors, reading
 from tokenmill.folder import ServerEntry
 from tokenmill.machine import evidence, group, processes, shm
@@ -35,8 +37,11 @@ CLOSER_S = 10.0
 CLOSER_LOOKS = 9
 """Such looks within stall_timeout: every 10 s of the default 90 s."""
 
-FRESH_S = 5.0
-"""Age of a reading of /proc that is good enough for a count: one serves many servers."""
+SILENT_S = 2.0
+"""A log line so young says more of a server than its processes do."""
+
+SILENCE_TELLS = frozenset({State.STARTING, State.ANSWERING, State.CANARY, State.SUSPECT})
+"""States in which silence means something: there a closer look is worth its price."""
 
 MEMBERS_S = 15.0
 """How often the members of its group are counted anew: that reads all of /proc."""
@@ -68,14 +73,28 @@ class Look:
 
 class Signs:
     """`note` takes the server's entry when something was seen that helps to find its leftovers later. `fresh`: it was
-    launched a moment ago, so the segments that are there now are others'. `stall_s` is how long it may do nothing."""
+    launched a moment ago, so the segments that are there now are others'. `model` is what it loads, `tmp` its TMPDIR,
+    `stall_s` how long it may do nothing. `burning`: its processes or cards were at work at the last look.
+    """
 
     def __init__(
-        self, entry: ServerEntry, sensors: Sensors, note: Callable[[ServerEntry], None], stall_s: float, *, fresh: bool
+        self,
+        entry: ServerEntry,
+        sensors: Sensors,
+        note: Callable[[ServerEntry], None],
+        model: Path | None,
+        tmp: Path,
+        stall_s: float,
+        *,
+        fresh: bool,
     ) -> None:
         self.entry = entry
         self.work: Work | None = None
         self.dead: Dead = ()
+        self.burning = False
+        self._model, self._tmp = model, tmp
+        self._source = "the disk"
+        self._spoke_at = self._worked_at = time.monotonic()
         self._sensors = sensors
         self._note = note
         self._closer_s = min(CLOSER_S, max(FIRST_LOOK_S, stall_s / CLOSER_LOOKS))
@@ -84,13 +103,44 @@ class Signs:
         self._claims = Claims(frozenset(entry.segments), before)
         self._dead_since = 0.0
 
-    async def look(self, *, closely: bool) -> bool:
-        """Reads the machine; `closely` where silence would mean something. False where no reading came."""
+    def spoke(self) -> None:
+        """Its log has a new line."""
+        self._spoke_at = time.monotonic()
+
+    async def watch(self, post: Callable[[core.Event], None], state: Callable[[], State]) -> None:
+        """Looks again and again, until cancelled; tells of work, and of dead children that it waits for."""
+        if (model := self._model) is not None:  # a path on a mount that is away does not answer at all
+            mount = await reading(lambda: mount_of(model), None)
+            self._source = "the mount" if mount is None or mount.is_network else "the disk"
+        while True:
+            closely = state() in SILENCE_TELLS
+            await self.look(closely=closely)
+            self.burning = self.work is not None and not self.work.is_idle
+            if self.burning:
+                self._worked_at = time.monotonic()
+                post(core.Progress(strong=False))
+            silent = time.monotonic() - self._spoke_at > SILENT_S
+            if silent and state() is State.STARTING and (failure := self.failure(self._tmp)):
+                post(core.Failed(failure))
+            await asyncio.sleep(self.pause(closely=closely))
+
+    def doing(self, state: State) -> str:
+        """What it does while it says nothing, in words; empty while its log or its answers tell."""
+        now = time.monotonic()
+        if self.work is None or state not in SILENCE_TELLS or now - self._spoke_at < SILENT_S:
+            return ""
+        if words := self.work.words(self._source):
+            return words
+        stopped = ", stopped by a signal" if self.is_stopped else ""
+        return f"silent and idle for {now - max(self._spoke_at, self._worked_at):.0f} s{stopped}"
+
+    async def look(self, *, closely: bool) -> None:
+        """Reads the machine; `closely` where silence would mean something."""
         last = self._last
         found = await reading(lambda: self._read(last, closely=closely), None)
         if found is None:
             self.work = None  # whatever keeps the reading, nothing is known of this moment
-            return False
+            return
         self._last = found
         if last is not None and found.moment.at > last.moment.at:
             self.work = evidence.between(last.moment, found.moment)
@@ -99,17 +149,12 @@ class Signs:
             self._dead_since = found.moment.at
         self.dead = found.dead
         self._remember(found)
-        return True
 
     def pause(self, *, closely: bool) -> float:
         """Seconds until the next look."""
         if not closely:
             return LOOK_S
         return FIRST_LOOK_S if self.work is None else CLOSE_LOOK_S
-
-    @property
-    def is_idle(self) -> bool:
-        return self.work is not None and self.work.is_idle
 
     @property
     def is_stopped(self) -> bool:
@@ -127,7 +172,7 @@ class Signs:
         now = time.monotonic()
         counted_at, claims = last.counted_at if last else float("-inf"), self._claims
         if last is None or now - counted_at > MEMBERS_S:
-            members, counted_at = self._count(FIRST_LOOK_S if last is None else FRESH_S), now
+            members, counted_at = self._count(FIRST_LOOK_S if last is None else group.FRESH_S), now
         else:
             members = last.members
         if closely or counted_at == now:

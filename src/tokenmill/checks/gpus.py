@@ -131,8 +131,8 @@ def _kernel_log(context: Context, chosen: Sequence[Gpu]) -> Iterator[Finding]:
 def _idle(context: Context, chosen: Sequence[Gpu]) -> Iterator[Finding]:
     """Whose memory it is. Where our own servers live on a card nobody else is looked for: in a container NVML tells
     the host's pids, and ours would seem a stranger's."""
-    mine = {entry.process.pid for entry in context.ours}
-    mine |= {each.pid for entry in context.ours for each in group.look(entry.processes).living}
+    table, mine = group.Table(), {entry.process.pid for entry in context.ours}
+    mine |= {each.pid for entry in context.ours for each in group.look(entry.processes, table, group.FRESH_S).living}
     ours = {part for entry in context.ours for part in entry.gpu.split(",")}
     refused: list[Gpu] = []
     for gpu in chosen:

@@ -23,6 +23,9 @@ import msgspec
 from tokenmill.machine import processes
 from tokenmill.machine.processes import MARK, NO_GROUP, ProcessId, Stat
 
+FRESH_S = 5.0
+"""Age of a reading of /proc that is good enough where nothing is ended: one serves many servers."""
+
 POLL_S = 0.05
 """Between two looks at processes that are about to end."""
 
