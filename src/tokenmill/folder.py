@@ -23,12 +23,18 @@ from msgspec.structs import replace
 from tokenmill.core.status import RunStatus
 from tokenmill.errors import PreflightError, UsageError
 from tokenmill.machine import filesystems, processes
+from tokenmill.machine.group import Group
 from tokenmill.machine.processes import ProcessId
+from tokenmill.machine.shm import Claim
 
 
 class ServerEntry(msgspec.Struct, frozen=True):
     """A launched server: `launch` are the parts of its command, `nonce` its identity for this life,
-    `log_start` the byte of its log where this life begins. Pid 0: it was about to be started, and may live."""
+    `log_start` the byte of its log where this life begins. Pid 0: it was about to be started, and may live.
+
+    By what was seen of it, all that it leaves can be told from others': `members` are its processes so far, `segments`
+    what they had of /dev/shm, `gpu_bases` the bytes that its cards held before it, None where unknown.
+    """
 
     node: str
     index: int
@@ -42,6 +48,20 @@ class ServerEntry(msgspec.Struct, frozen=True):
     log_start: int = 0
     state: str = ""
     phase: str = ""
+    members: tuple[ProcessId, ...] = ()
+    segments: tuple[Claim, ...] = ()
+    gpu_bases: tuple[int | None, ...] = ()
+
+    @property
+    def processes(self) -> Group:
+        """By what its processes are known."""
+        return Group(self.process, self.group, self.nonce, self.members)
+
+    @property
+    def cards(self) -> tuple[int | str, ...]:
+        """As CUDA_VISIBLE_DEVICES has them."""
+        names = self.gpu.split(",") if self.gpu not in ("", "none") else []
+        return tuple(int(name) if name.isdigit() else name for name in names)
 
 
 class Owner(msgspec.Struct, frozen=True):

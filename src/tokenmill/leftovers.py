@@ -1,34 +1,33 @@
 """Servers of an earlier tokenmill on a run folder: which of them still live, and their end."""
 
-import shutil
+from msgspec.structs import replace
 
-from tokenmill import launch
+from tokenmill.ending import Sensors, end_server
 from tokenmill.events import EventLog
 from tokenmill.folder import RunFolder, ServerEntry
-from tokenmill.life import VERIFY_S
-from tokenmill.machine import processes
+from tokenmill.machine import group, processes
 from tokenmill.supervise import STOP_GRACE_S
 
 
 def survivors(folder: RunFolder) -> list[ServerEntry]:
     """The servers of a run folder of which any process still lives."""
-    return [entry for entry in folder.state().servers if is_alive(entry)]
+    table = group.Table()
+    return [entry for entry in folder.state().servers if is_alive(entry, table)]
 
 
 async def end_survivor(folder: RunFolder, entry: ServerEntry) -> str:
-    """Ends what lives of a server of an earlier tokenmill; says what cannot be ended, empty where all is gone."""
-    # Where its main process is gone, the group's number may be a stranger's by now; the mark never is.
-    group = entry.group if processes.alive(entry.process) else processes.NO_GROUP
-    left = await processes.end_group(group, entry.nonce, grace_s=STOP_GRACE_S, verify_s=VERIFY_S)
-    shutil.rmtree(launch.tmp_folder(folder.path, entry.index), ignore_errors=True)
-    return ", ".join(map(processes.describe, left))
+    """Ends what lives of a server of an earlier tokenmill; says what did not come back, empty where all is well."""
+    others = (other for other in survivors(folder) if other.index != entry.index)
+    shared = {card for other in others for card in other.cards}
+    bases = tuple(None if card in shared else base for card, base in zip(entry.cards, entry.gpu_bases, strict=False))
+    alone = replace(entry, gpu_bases=bases)
+    return (await end_server(alone, folder.path, Sensors(), grace_s=STOP_GRACE_S)).left
 
 
-def is_alive(entry: ServerEntry) -> bool:
+def is_alive(entry: ServerEntry, table: group.Table) -> bool:
     """Whether any process of a launched server still lives, its main one or one it left behind."""
-    if entry.process.boot != processes.boot_id():
-        return False
-    return processes.alive(entry.process) or bool(processes.members(processes.NO_GROUP, entry.nonce))
+    same_boot = entry.process.boot == processes.boot_id()
+    return same_boot and bool(group.look(entry.processes, table, group.FRESH_S).living)
 
 
 async def end_servers(folder: RunFolder, living: list[ServerEntry], log: EventLog) -> None:
@@ -36,5 +35,5 @@ async def end_servers(folder: RunFolder, living: list[ServerEntry], log: EventLo
     for entry in living:
         log.say("run", f"ends server {entry.index}, pid {entry.process.pid}, of an earlier start")
         if left := await end_survivor(folder, entry):
-            log.say("run", f"cannot be ended: {left}", "error")
+            log.say("run", f"server {entry.index}: {left}", "error")
     folder.write_servers((), keep=False)

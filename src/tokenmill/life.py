@@ -23,24 +23,23 @@ from tokenmill.config import Config
 from tokenmill.core import server as core
 from tokenmill.core.capacity import Forecast
 from tokenmill.core.server import Failure, FailureKind, State
+from tokenmill.ending import VERIFY_S, Ending, Sensors, end_server, reading
 from tokenmill.engines.base import Engine, Sampling, ServerInfo, Spec
 from tokenmill.errors import BrokenError, PluginError, RequestError, boundary
 from tokenmill.events import Event
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Pump
 from tokenmill.launch import Place
-from tokenmill.machine import logtail, ports, processes, reach
+from tokenmill.machine import group, logtail, ports, processes, reach
 from tokenmill.machine.logtail import LogTail
 from tokenmill.machine.processes import ProcessId
 from tokenmill.render import Renderer
+from tokenmill.signs import Signs
 from tokenmill.staging.staged import Staged
 from tokenmill.tuning import Tuning
 
 METRICS_S = 2.0
-"""How often a ready server's metrics and processor time are read."""
-
-MEMBERS_S = 15.0
-"""How often the members of its group are counted anew: that reads all of /proc."""
+"""How often a ready server's metrics are read."""
 
 IDENTITY_TIMEOUT_S = 5.0
 """A page that needs no engine comes in milliseconds; a loaded Python server may hold its loop for seconds."""
@@ -53,12 +52,6 @@ ADDRESS_PATIENCE_S = 10.0
 
 PROBE_TIMEOUT_S = 4.0
 """A small generation of a server in doubt: with it a hang is named within stall_timeout + 5 s."""
-
-BURNING = 0.2
-"""Share of a core that says that a server is at work: idle ones were seen at 0.02, compiling ones at 1 and more."""
-
-VERIFY_S = 60.0
-"""SIGKILL to given up: the driver tears a process down in seconds, not at once."""
 
 
 @dataclass(slots=True)
@@ -79,7 +72,7 @@ class Job:
     """What all servers of a node have in common.
 
     `model_files` is the fingerprint of what they load; `most_in_flight` is what open files allow each of them,
-    `forecast` what each is expected to say of itself.
+    `forecast` what each is expected to say of itself, `sensors` read the machine.
     """
 
     node: str
@@ -100,10 +93,13 @@ class Job:
     last_start: LastStart
     tuning: Tuning
     forecast: Forecast = field(default_factory=Forecast)
+    sensors: Sensors = field(default_factory=Sensors)
 
 
 class Life:
-    """`post` takes events; `state` tells what the server is taken for; no `entry`: it is someone else's server."""
+    """`post` takes events; `state` tells what the server is taken for; no `entry`: it is someone else's server. `note`
+    takes the entry anew when more is known by which its leftovers can be found.
+    """
 
     def __init__(
         self,
@@ -113,12 +109,12 @@ class Life:
         post: Callable[[core.Event], None],
         state: Callable[[], State],
         process: subprocess.Popen[bytes] | None = None,
+        note: Callable[[ServerEntry], None] = lambda entry: None,
     ) -> None:
         self.job = job
         self.spec = spec
-        self.entry = entry
+        self._signs = self._signs_of(entry, note, fresh=process is not None) if entry is not None else None
         self.info = ServerInfo()
-        self.burning = False
         self._post = post
         self._state = state
         self._process = process
@@ -127,21 +123,39 @@ class Life:
         self.client = Client(self.address, api_key=job.api_key)
         self._tail = LogTail(job.folder.log(spec.index), entry.log_start if entry else 0)
         self._tasks: asyncio.TaskGroup | None = None
-        self._members: tuple[float, list[int]] = (0.0, [])
-        self._cpu: tuple[float, float] = (0.0, 0.0)
         self._last_tokens: float | None = None
         self.accept_length: float | None = None
         self._began = time.monotonic()
         self._silence = ""
+
+    def _signs_of(self, entry: ServerEntry, note: Callable[[ServerEntry], None], *, fresh: bool) -> Signs:
+        job = self.job
+        tmp, stall_s = launch.tmp_folder(job.folder.path, entry.index), job.config.fleet.stall_timeout
+        return Signs(entry, job.sensors, note, job.staged.path, tmp, stall_s, fresh=fresh)
+
+    @property
+    def entry(self) -> ServerEntry | None:
+        return self._signs.entry if self._signs else None
+
+    @property
+    def burning(self) -> bool:
+        """Whether its processes or cards were at work at the last look."""
+        return self._signs is not None and self._signs.burning
+
+    @property
+    def doing(self) -> str:
+        """What a server that says nothing does, in words; empty while its log or its answers tell."""
+        return self._signs.doing(self._state()) if self._signs else ""
 
     async def run(self) -> None:
         """Watches exit, log and HTTP together until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                if self.entry is not None:
-                    tasks.create_task(self._watch_exit(self.entry.process))
+                if self._signs is not None:
+                    tasks.create_task(self._watch_exit(self._signs.entry.process))
                     tasks.create_task(self._watch_log())
+                    tasks.create_task(self._signs.watch(self._post, self._state))
                 tasks.create_task(self._probe())
         finally:
             self._tasks = None
@@ -196,21 +210,10 @@ class Life:
                     if phase is not None and (phase.name, phase.percent) != last:
                         last = (phase.name, phase.percent)
                         self._post(core.PhaseSeen(phase.name, phase.percent))
-            if lines or self._burns():
+            if lines and self._signs is not None:
+                self._signs.spoke()
                 self._post(core.Progress(strong=False))
             await asyncio.sleep(LOOK_S)
-
-    def _burns(self) -> bool:
-        """Whether its processes used processor time since the last reading."""
-        moment = time.monotonic()
-        if self.entry is None or moment - self._cpu[0] < METRICS_S:
-            return False
-        if moment - self._members[0] > MEMBERS_S:
-            self._members = (moment, processes.members(self.entry.group))
-        used = processes.cpu_seconds(self._members[1])
-        last, self._cpu = self._cpu, (moment, used)
-        self.burning = bool(last[0]) and (used - last[1]) / (moment - last[0]) > BURNING
-        return self.burning
 
     # -- what it answers ---------------------------------------------------------------------------------------------
     async def _probe(self) -> None:
@@ -248,8 +251,8 @@ class Life:
             failure = Failure(FailureKind.CONFIG, f"{self.address} is {stranger}", "see engine.addresses")
             self._post(core.Failed(failure) if stranger else core.Answered())
             return
-        foreign = ports.listener(self.spec.port)
-        ours = processes.members(self.entry.group, self.entry.nonce)
+        foreign, known = ports.listener(self.spec.port), self.entry.processes
+        ours = await reading(lambda: {each.pid for each in group.look(known).living}, set[int]())
         holder = "" if foreign is None or foreign in ours else processes.describe(foreign)
         if stranger or holder:
             taken = f"port {self.spec.port} is taken by {holder or 'another process'}"
@@ -303,15 +306,15 @@ class Life:
         return Canary(job.engine, self.spec, self.client, self.info, job.renderer, job.sampling, width, timeout_s)
 
     # -- its end -----------------------------------------------------------------------------------------------------
-    async def end(self, grace_s: float) -> list[int]:
-        """Ends its whole process group and removes its TMPDIR; returns pids that cannot be ended."""
-        left: list[int] = []
+    async def end(self, grace_s: float, verify_s: float = VERIFY_S) -> Ending:
+        """Ends all its processes, removes its TMPDIR and what they left; says what did not come back."""
+        ending = Ending()
         if self.entry is not None:
-            left = await processes.end_group(self.entry.group, self.entry.nonce, grace_s=grace_s, verify_s=VERIFY_S)
-            shutil.rmtree(launch.tmp_folder(self.job.folder.path, self.spec.index), ignore_errors=True)
+            folder, sensors = self.job.folder.path, self.job.sensors
+            ending = await end_server(self.entry, folder, sensors, grace_s=grace_s, verify_s=verify_s)
         if self._process is not None:
             self._process.poll()  # reaps it
-        return left
+        return ending
 
 
 def spawn(
@@ -346,9 +349,14 @@ def spawn(
         nonce=spec.nonce,
         launch=launch.made_of(job.engine, configured, job.config, place, job.model_files),
         log_start=logtail.size(log),
+        gpu_bases=job.sensors.cards.take(place.gpus, place.index),
     )
     announce(entry)
-    process = processes.spawn(command.argv, env, log, spec.nonce, job.staged.descriptors)
+    try:
+        process = processes.spawn(command.argv, env, log, spec.nonce, job.staged.descriptors)
+    except OSError:
+        job.sensors.cards.leave(place.gpus, place.index)
+        raise
     # A process that is gone already has no start time: its watcher says so at once.
     identity = processes.identify(process.pid) or ProcessId(process.pid, 0, "")
     return spec, replace(entry, process=identity, group=process.pid), process

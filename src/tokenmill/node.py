@@ -172,7 +172,7 @@ class LocalNode:
             if why:
                 self._say("leftover", f"server {entry.index}, pid {entry.process.pid}, is ended: {why}")
                 if left := await end_survivor(self._folder, entry):
-                    self._say("leftover", f"cannot be ended: {left}", "error")
+                    self._say("leftover", f"server {entry.index}: {left}", "error")
             else:
                 adopted[entry.index] = entry
         return adopted

@@ -17,7 +17,7 @@ from tokenmill.doctor import preflight
 from tokenmill.errors import NoServerError, TokenmillError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.folder import RunFolder, ServerEntry
-from tokenmill.leftovers import end_servers, is_alive, survivors
+from tokenmill.leftovers import end_servers, survivors
 from tokenmill.machine import processes
 from tokenmill.machine.logtail import LogTail
 from tokenmill.node import LocalNode
@@ -88,10 +88,9 @@ def folder_of(path: Path) -> RunFolder:
 def status_of(folder: RunFolder) -> RunStatus:
     """The live status of a run that has an owner; else what it left, with the servers that still live."""
     last = folder.status()
-    state = folder.state()
     if folder.owner() is not None and last is not None:
         return last
-    servers = tuple(_left_server(entry) for entry in state.servers if is_alive(entry))
+    servers = tuple(_left_server(entry) for entry in survivors(folder))
     if last is None:
         return RunStatus(folder.path.name, "stopped", PromptCounts(), servers, 0.0, None, None)
     known = last.state if last.state in ("done", "failed", "stopped", "up") else "killed"

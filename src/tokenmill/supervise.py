@@ -5,7 +5,6 @@ Whether a server is ready, hung or to be restarted is never decided here; what h
 
 import asyncio
 import errno
-import signal
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -19,13 +18,14 @@ from tokenmill.core import server as core
 from tokenmill.core.lifecycle import step, then
 from tokenmill.core.server import SERVING, Failure, FailureKind, Server, State, Timing
 from tokenmill.core.status import ServerStatus
+from tokenmill.ending import VERIFY_S, Ending
 from tokenmill.engines.base import ServerInfo
 from tokenmill.errors import BrokenError, GoneError, PluginError, PreflightError, RequestError, StoppedError
 from tokenmill.events import Event, from_thread, now
 from tokenmill.folder import ServerEntry
 from tokenmill.launch import Place
 from tokenmill.life import Job, Life
-from tokenmill.machine import ports, processes
+from tokenmill.machine import group, ports
 
 STOP_GRACE_S = 20.0
 """SIGTERM to SIGKILL."""
@@ -73,6 +73,7 @@ class Supervisor:
             stall_timeout=fleet.stall_timeout,
             suspect_timeout=10 * fleet.stall_timeout,
             canary_timeout=fleet.start_timeout,
+            stop_timeout=STOP_GRACE_S + 3 * VERIFY_S,
             restarts_per_hour=fleet.restarts_per_hour,
             backoff=fleet.backoff,
             phases=job.engine.phase_limits,
@@ -127,7 +128,7 @@ class Supervisor:
     def _kill_at_once(self) -> None:
         """The way out where nothing can be waited for: no server survives a tokenmill that ends by a bug."""
         if self.entry is not None:
-            processes.signal_all(processes.members(self.entry.group, self.entry.nonce), signal.SIGKILL)
+            group.kill(tuple(group.look(self.entry.processes).living))
 
     def status(self) -> ServerStatus:
         lane, server = self.lane, self.server
@@ -147,6 +148,7 @@ class Supervisor:
             restarts=server.restarts,
             last_error=str(server.failure) if server.failure and server.state not in core.SERVING else "",
             eta_s=self._eta_s(),
+            doing=self._life.doing if self._life is not None and server.state in core.LIVE else "",
         )
 
     def _eta_s(self) -> float | None:
@@ -266,7 +268,7 @@ class Supervisor:
             return
         self._known_as(entry)
         self._tell("launch", f"started as pid {entry.process.pid} on port {entry.port}, GPU {entry.gpu}")
-        self._begin(Life(self.job, spec, entry, self.post, lambda: self.server.state, process))
+        self._begin(Life(self.job, spec, entry, self.post, lambda: self.server.state, process, self._known_as))
 
     def _known_as(self, entry: ServerEntry | None) -> None:
         self.entry = entry
@@ -278,7 +280,8 @@ class Supervisor:
         spec = life.spec_for(self.job, self.place, self.ports, nonce)
         if self.entry is not None:
             self._tell("adopt", f"adopts pid {self.entry.process.pid} on port {self.entry.port}")
-        self._begin(Life(self.job, spec, self.entry, self.post, lambda: self.server.state))
+            self.job.sensors.cards.take(self.place.gpus, self.place.index, self.entry.gpu_bases)
+        self._begin(Life(self.job, spec, self.entry, self.post, lambda: self.server.state, note=self._known_as))
 
     def _begin(self, new: Life) -> None:
         assert self._tasks is not None
@@ -393,9 +396,11 @@ class Supervisor:
         self._tasks.create_task(self._end_group(self._life, grace_s))
 
     async def _end_group(self, ended: Life | None, grace_s: float) -> None:
-        left = await ended.end(grace_s) if ended is not None else []
-        if left:
-            self._tell("leftover", f"cannot be ended: {', '.join(map(processes.describe, left))}", "error")
-        else:
+        ending = await ended.end(grace_s) if ended is not None else Ending()
+        if ending.left:
+            self._tell("leftover", ending.left, "error")
+        if ending.cleaned:
+            self._tell("leftover", ending.cleaned)
+        if not ending.pids:
             self._known_as(None)  # what cannot be ended stays in state.json, for `down`
-        self.post(core.Gone())
+        self.post(core.Gone(ending.left if ending.pids or ending.memory else "", bool(ending.ports)))

@@ -212,6 +212,11 @@ def test_a_place_that_does_not_come_back_is_quarantined() -> None:
     assert (server.state, server.retry_at) == (State.QUARANTINED, 9.0 + QUARANTINE)
 
 
+def test_ports_that_somebody_took_meanwhile_are_left_to_him() -> None:
+    server, _ = play(ready(), CRASH, core.Gone(ports_taken=True))
+    assert play(server, core.Tick(), at=5.0)[1] == [core.Spawn(life=2, fresh_ports=True)]
+
+
 def test_what_cannot_be_ended_holds_nobody_up() -> None:
     server, _ = play(ready(), CRASH)
     server, _ = play(server, core.Tick(), at=TIMING.stop_timeout + 1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tokenmill import launch
 from tokenmill.checks.base import Context, Finding, Level
 from tokenmill.engines.base import normal
-from tokenmill.machine import gpus, kernellog, processes
+from tokenmill.machine import gpus, group, kernellog, processes
 from tokenmill.machine.gpus import Gpu
 
 USED_GPU = 2 * 10**9
@@ -131,8 +131,8 @@ def _kernel_log(context: Context, chosen: Sequence[Gpu]) -> Iterator[Finding]:
 def _idle(context: Context, chosen: Sequence[Gpu]) -> Iterator[Finding]:
     """Whose memory it is. Where our own servers live on a card nobody else is looked for: in a container NVML tells
     the host's pids, and ours would seem a stranger's."""
-    mine = {entry.process.pid for entry in context.ours}
-    mine |= {pid for entry in context.ours for pid in processes.members(entry.group, entry.nonce)}
+    table, mine = group.Table(), {entry.process.pid for entry in context.ours}
+    mine |= {each.pid for entry in context.ours for each in group.look(entry.processes, table, group.FRESH_S).living}
     ours = {part for entry in context.ours for part in entry.gpu.split(",")}
     refused: list[Gpu] = []
     for gpu in chosen:

@@ -226,7 +226,7 @@ def _stop(server: Server, now: float) -> Step:
 
 
 def _gone(server: Server, gone: Gone, now: float) -> Step:
-    server = replace(server, gone=True)
+    server = replace(server, gone=True, fresh_ports=server.fresh_ports or gone.ports_taken)
     if server.state is State.STOPPING:
         return _enter(server, State.STOPPED, now), ()
     if gone.trouble and server.state in WAITING:

@@ -128,7 +128,7 @@ class Timing:
     stall_timeout: float = 90.0
     suspect_timeout: float = 900.0  # ten stall timeouts: kernels compiled for minutes at most; seen: 107 s
     canary_timeout: float = 1200.0
-    stop_timeout: float = 120.0  # SIGTERM, SIGKILL and the look whether all is gone take 80 s and more at most
+    stop_timeout: float = 200.0  # SIGTERM, SIGKILL, the look whether all is gone and the memory back: 140 s at most
     restarts_per_hour: int = 5
     backoff: float = 5.0  # before the first restart; doubles from there to sixty times as much, 5 minutes
     phases: Mapping[str, float] = field(default_factory=dict)  # the most that a phase may take, however busy it looks
@@ -211,10 +211,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """No member of its process group lives, its ports are free and its cards' memory is back; else `trouble` says
-    what is not: its place cannot be used until somebody has seen to it."""
+    """No process of it lives and its cards' memory is back; else `trouble` says what is not: its place cannot be used
+    until somebody has seen to it. `ports_taken`: somebody else has them by now."""
 
     trouble: str = ""
+    ports_taken: bool = False
 
 
 @dataclass(frozen=True, slots=True)

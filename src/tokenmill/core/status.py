@@ -6,7 +6,7 @@ import msgspec
 class ServerStatus(msgspec.Struct, frozen=True):
     """One server. `percent` is of the whole start; rates are tokens a second over the last minute; times in seconds.
 
-    `eta_s` is until it is ready, if this start goes as the last one did.
+    `eta_s` is until it is ready, if this start goes as the last one did. `doing`: what a silent one does, in words.
     """
 
     node: str
@@ -24,6 +24,7 @@ class ServerStatus(msgspec.Struct, frozen=True):
     restarts: int
     last_error: str
     eta_s: float | None = None
+    doing: str = ""
 
 
 class NodeStatus(msgspec.Struct, frozen=True):

@@ -32,6 +32,44 @@ def read() -> list[Gpu]:
         pynvml.nvmlShutdown()
 
 
+class Meter:
+    """What cards hold and do, asked for again and again: NVML stays open. Raises PreflightError where there is none."""
+
+    def __init__(self) -> None:
+        import pynvml
+
+        self._nvml: Any = pynvml
+        self._handles: dict[int | str, Any] = {}
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise PreflightError(f"no NVIDIA GPU can be reached: {error}") from error
+
+    def read(self, card: int | str) -> tuple[int, int | None, tuple[int, ...]] | None:
+        """Bytes in use, percent of the last moments in which a kernel ran (a slice does not tell), who holds memory;
+        None where the card cannot be asked. `card` is an index in PCI order, or a UUID."""
+        nvml = self._nvml
+        try:
+            if card not in self._handles:
+                by_index = isinstance(card, int)
+                find = nvml.nvmlDeviceGetHandleByIndex if by_index else nvml.nvmlDeviceGetHandleByUUID
+                self._handles[card] = find(card)
+            handle = self._handles[card]
+            memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+        except nvml.NVMLError:
+            self._handles.pop(card, None)
+            return None
+        try:
+            percent: int | None = int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        except nvml.NVMLError:
+            percent = None
+        try:
+            holders = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except nvml.NVMLError:
+            holders = []
+        return memory, percent, tuple(process.pid for process in holders)
+
+
 class _Reader:
     """One pass over the cards with an open NVML."""
 

@@ -1,8 +1,8 @@
 """Processes: which are ours, which live, and how to end a whole group. Linux only (/proc).
 
 A process is known by pid, start time (clock ticks since boot, field 22 of /proc/PID/stat) and boot id: a reused pid is
-never taken for ours. A zombie counts as dead once its last thread has ended, since nobody may ever reap it. A child
-that left the group (a double fork) is still found by the variable TOKENMILL_SERVER in its environment.
+never taken for ours. A zombie counts as dead once its last thread has ended, since nobody may ever reap it. Which
+processes belong to a server, and their end, is group.py's.
 """
 
 import asyncio
@@ -21,11 +21,16 @@ MARK = "TOKENMILL_SERVER"
 """In every server's environment: the server's nonce."""
 
 NO_GROUP = -1
-"""Members by their mark alone: a group's number may be unknown, or another's by now."""
+"""No group: its number is not known, as of a server that was only announced."""
+
+KEEP_ENVIRONMENT = "SPT_NOENV"
+"""Set, setproctitle leaves the environment alone. Engines name their processes with it, and it would write the name
+over what /proc shows of their environment: the mark with it."""
 
 _PR_SET_PDEATHSIG = 1
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessId(msgspec.Struct, frozen=True):
@@ -35,28 +40,59 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 
 class Stat(NamedTuple):
-    """Fields of /proc/PID/stat: state is one letter, `start` in ticks since boot, `cpu_s` in seconds."""
+    """Fields of /proc/PID/stat: state is one letter, `start` in ticks since boot, `cpu_s` in seconds.
+
+    `waited_s` is the processor time of children that it has reaped, `faults` are major ones, `resident` is in bytes,
+    `status` is a zombie's as wait(2) gives it, 0 where we may not know.
+    """
 
     state: str
     parent: int
     group: int
     start: int
     cpu_s: float
+    waited_s: float
+    faults: int
+    resident: int
+    status: int
 
 
 def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
+def content(path: str) -> bytes:
+    """A small file of /proc, at most 4 KiB; empty where it is gone or not for us. Thousands are read: pathlib and text
+    would take three times as long."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(handle, 4096)
+    except OSError:  # it ended meanwhile
+        return b""
+    finally:
+        os.close(handle)
+
+
 def stat(pid: int) -> Stat | None:
     """None where there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    text = content(f"/proc/{pid}/stat")
+    if not text:
         return None
-    fields = text.rpartition(")")[2].split()  # the name before it may hold anything
-    cpu = (int(fields[11]) + int(fields[12])) / _TICKS
-    return Stat(fields[0], int(fields[1]), int(fields[2]), int(fields[19]), cpu)
+    fields = text.rpartition(b")")[2].split()  # the name before it may hold anything
+    return Stat(
+        state=fields[0].decode("ascii"),
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        start=int(fields[19]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS,
+        waited_s=(int(fields[13]) + int(fields[14])) / _TICKS,
+        faults=int(fields[9]),
+        resident=int(fields[21]) * _PAGE,
+        status=int(fields[49]),
+    )
 
 
 def identify(pid: int) -> ProcessId | None:
@@ -87,28 +123,25 @@ def pids() -> list[int]:
 
 
 def members(group: int, mark: str = "") -> list[int]:
-    """The living processes of a group, and those that carry the mark in their environment."""
+    """The living processes of a group, and those that carry the mark in their environment: by numbers alone, with no
+    proof of whose group it is. group.look has that."""
     needle = f"{MARK}={mark}\0".encode() if mark else b""
     found = []
     for pid in pids():
         status = stat(pid)
         if status is None or dead(pid, status.state):
             continue
-        if status.group == group or (needle and needle in _environment(pid)):
+        if status.group == group or (needle and needle in environment(pid)):
             found.append(pid)
     return found
 
 
-def _environment(pid: int) -> bytes:
+def environment(pid: int) -> bytes:
+    """NAME=value, each with a zero byte behind it; empty where it has ended or is another user's."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
     except OSError:
         return b""
-
-
-def cpu_seconds(group: Sequence[int]) -> float:
-    """Processor time that these processes have used, in seconds."""
-    return sum(found.cpu_s for pid in group if (found := stat(pid)))
 
 
 def describe(pid: int) -> str:
@@ -135,7 +168,7 @@ def spawn(
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={**env, MARK: mark},
+            env={KEEP_ENVIRONMENT: "1", **env, MARK: mark},
             start_new_session=True,
             close_fds=True,
             pass_fds=inherits,
@@ -162,35 +195,27 @@ async def ended(process: ProcessId) -> None:
         os.close(handle)
 
 
-async def end_group(group: int, mark: str, *, grace_s: float, verify_s: float) -> list[int]:
-    """Ends a server's whole group: SIGTERM, `grace_s` later SIGKILL, then waits until no member lives.
-
-    Returns the pids that live on after `verify_s` (a process stuck in a driver), none where all is well.
-    """
-    loop = asyncio.get_running_loop()
-    left = members(group, mark)
-    if grace_s > 0:
-        signal_all(left, signal.SIGTERM)
-        signal_all(left, signal.SIGCONT)  # a stopped process cannot end in good order
-        left = await _wait_gone(group, mark, loop.time() + grace_s)
-    deadline = loop.time() + verify_s
-    while left and loop.time() < deadline:
-        signal_all(left, signal.SIGKILL)  # again and again: members may fork while they are ended
-        left = await _wait_gone(group, mark, min(deadline, loop.time() + 1.0))
-    return left
-
-
-async def _wait_gone(group: int, mark: str, deadline: float) -> list[int]:
-    loop = asyncio.get_running_loop()
-    left = members(group, mark)
-    while left and loop.time() < deadline:
-        await asyncio.sleep(0.05)
-        left = members(group, mark)
-    return left
+def send(process: ProcessId, number: signal.Signals) -> bool:
+    """Sends a signal to this very process, never to another that has its pid by now; whether there was one."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        # The handle is of whoever had the pid when it was opened: the start time, read after that, says who that was.
+        found = stat(process.pid)
+        if found is None or found.start != process.start:
+            return False
+        signal.pidfd_send_signal(handle, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 def signal_all(targets: Sequence[int], number: signal.Signals) -> None:
-    """Sends a signal to each process; those that are gone by now are no error."""
+    """Sends a signal to each pid; those that are gone by now are no error."""
     for pid in targets:
         try:
             os.kill(pid, number)

@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from tokenmill.errors import PreflightError
-from tokenmill.machine import gpus, nvml
+from tokenmill.machine import cards, gpus, nvml
 from tokenmill.machine.gpus import Gpu
 from tokenmill.machine.nvml import _Reader
 
@@ -159,3 +159,43 @@ def test_without_a_driver_the_error_says_what_to_do() -> None:
         assert "fleet.gpus" in caught.value.fix
     else:
         assert nvml.read()
+
+
+# -- asked again and again ---------------------------------------------------------------------------------------------
+def meter(card: H200, monkeypatch: pytest.MonkeyPatch) -> nvml.Meter:
+    monkeypatch.setattr(card, "nvmlDeviceGetUtilizationRates", lambda handle: SimpleNamespace(gpu=100), raising=False)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    found = nvml.Meter()
+    found._nvml = card
+    return found
+
+
+def test_a_meter_tells_memory_use_and_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert meter(H200(), monkeypatch).read(0) == (644939776, 100, (7,))
+
+
+@pytest.mark.parametrize(
+    ("refused", "told"),
+    [
+        ("nvmlDeviceGetUtilizationRates", (644939776, None, (7,))),  # a slice does not tell
+        ("nvmlDeviceGetComputeRunningProcesses", (644939776, 100, ())),
+        ("nvmlDeviceGetMemoryInfo", None),
+        ("nvmlDeviceGetHandleByIndex", None),
+    ],
+)
+def test_what_a_meter_is_not_told_is_unknown(refused: str, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = H200()
+    found = meter(card, monkeypatch)
+    monkeypatch.setattr(card, refused, card._refuse)
+    assert found.read(0) == told
+
+
+def test_a_machine_without_a_driver_has_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
+    with pytest.raises(PreflightError, match="no NVIDIA GPU can be reached"):
+        nvml.Meter()
+    assert cards.Cards().use((0,)) is None
+    assert cards.Cards().take((0,), 0) == (None,)

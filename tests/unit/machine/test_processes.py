@@ -16,15 +16,6 @@ from tokenmill.machine import processes
 from tokenmill.machine.processes import MARK, ProcessId
 
 SLEEP = "__import__('time').sleep(60)"
-DOUBLE_FORK = f"""
-import os
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        {SLEEP}
-    os._exit(0)
-"""
-STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); {SLEEP}"
 
 
 @contextmanager
@@ -93,32 +84,6 @@ def test_a_name_with_spaces_and_brackets_is_read(tmp_path: Path) -> None:
         assert (found.parent, found.group) == (os.getpid(), process.pid)
 
 
-def test_a_child_that_left_the_group_is_found_by_its_mark_and_ended(tmp_path: Path) -> None:
-    with running(DOUBLE_FORK, tmp_path / "log", "tm-fork") as process:
-        process.wait()
-        until(lambda: len(processes.members(process.pid, "tm-fork")) == 1)
-        (stray,) = processes.members(process.pid, "tm-fork")
-        assert processes.members(process.pid) == []
-        assert processes.members(process.pid, "tm-for") == [], "a mark is no prefix"
-        assert asyncio.run(processes.end_group(process.pid, "tm-fork", grace_s=5, verify_s=5)) == []
-        assert processes.identify(stray) is None or not processes.alive(identified(stray))
-
-
-def test_a_group_that_ignores_the_request_is_killed(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    with running(STUBBORN, log, "tm-stub") as process:
-        until(lambda: log.exists() and b"on" in log.read_bytes())
-        assert asyncio.run(processes.end_group(process.pid, "tm-stub", grace_s=0.2, verify_s=5)) == []
-        assert process.wait() == -signal.SIGKILL
-
-
-def test_a_stopped_process_ends_in_good_order(tmp_path: Path) -> None:
-    with running(SLEEP, tmp_path / "log", "tm-stop") as process:
-        os.kill(process.pid, signal.SIGSTOP)
-        assert asyncio.run(processes.end_group(process.pid, "tm-stop", grace_s=5, verify_s=5)) == []
-        assert process.wait() == -signal.SIGTERM
-
-
 def test_an_end_is_noticed_at_once_and_an_old_one_too(tmp_path: Path) -> None:
     async def watched(process: ProcessId) -> None:
         async with asyncio.timeout(10):
@@ -150,11 +115,33 @@ def test_a_server_gets_a_session_its_mark_and_a_log_of_its_own(tmp_path: Path) -
     assert sorted(log.read_bytes().split(b"\n")) == sorted([b"earlier", b"tm-log True b''", b"err"])
 
 
-def test_processor_time_and_names_are_read() -> None:
-    began = processes.cpu_seconds([os.getpid()])
-    until(lambda: sum(range(200_000)) > 0 and processes.cpu_seconds([os.getpid(), 2**22 + 1]) > began)
+def test_what_a_process_uses_and_its_name_are_read() -> None:
+    began = processes.stat(os.getpid())
+    assert began is not None
+    until(
+        lambda: sum(range(200_000)) > 0 and (now := processes.stat(os.getpid())) is not None and now.cpu_s > began.cpu_s
+    )
+    assert 10**6 < began.resident < 10**11
     assert f"pid {os.getpid()} (" in processes.describe(os.getpid())
     assert processes.describe(2**22 + 1).endswith("(unknown command)")
+
+
+def test_a_dead_child_tells_its_exit_code_until_it_is_reaped(tmp_path: Path) -> None:
+    with running("raise SystemExit(126)", tmp_path / "log", "tm-code") as process:
+        until(lambda: (found := processes.stat(process.pid)) is not None and found.state == "Z")
+        found = processes.stat(process.pid)
+        assert found is not None
+        assert os.waitstatus_to_exitcode(found.status) == 126
+
+
+def test_a_signal_reaches_this_process_and_never_another_of_its_number(tmp_path: Path) -> None:
+    with running(SLEEP, tmp_path / "log", "tm-send") as process:
+        known = identified(process.pid)
+        assert not processes.send(replace(known, start=known.start - 1), signal.SIGKILL)
+        assert processes.alive(known)
+        assert processes.send(known, signal.SIGKILL)
+        process.wait()
+        assert not processes.send(known, signal.SIGKILL)
 
 
 def test_a_process_dies_with_the_one_that_started_it_however_that_dies() -> None:

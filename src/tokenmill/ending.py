@@ -1,0 +1,131 @@
+"""The end of a server, and its proof: no process of it lives, its ports are free, its cards hold what they held before,
+its segments of shared memory are gone. What did not come back is told, and left to whoever decides.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from tokenmill import launch
+from tokenmill.folder import ServerEntry
+from tokenmill.machine import group, ports, processes, shm
+from tokenmill.machine.cards import Cards, Held
+from tokenmill.machine.processes import ProcessId
+from tokenmill.machine.shm import Segment
+
+Value = TypeVar("Value")
+Default = TypeVar("Default")
+
+VERIFY_S = 60.0
+"""SIGKILL to given up: the driver tears a process down in seconds, not at once."""
+
+MEMORY_POLL_S = 0.5
+"""Between two looks at a card's memory."""
+
+READ_S = 10.0
+"""For one reading of the machine; a driver or a mount that hangs may keep it for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPort:
+    """A port of the server that somebody listens on after its end; `holder` in words."""
+
+    port: int
+    holder: str
+
+    def __str__(self) -> str:
+        return f"port {self.port} is held by {self.holder}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What is left of a server after its end: processes that cannot be ended, ports, cards' memory. `removed` are the
+    segments of shared memory that its dead processes had left."""
+
+    pids: tuple[ProcessId, ...] = ()
+    ports: tuple[HeldPort, ...] = ()
+    memory: tuple[Held, ...] = ()
+    removed: tuple[Segment, ...] = ()
+
+    @property
+    def left(self) -> str:
+        """What did not come back, in words; empty where all did."""
+        words = (
+            [f"cannot be ended: {', '.join(processes.describe(each.pid) for each in self.pids)}"] if self.pids else []
+        )
+        words += map(str, self.ports)
+        for held in self.memory:
+            holders = ", ".join(processes.describe(pid) for pid in held.pids)
+            words.append(f"{held}{f', held by {holders}' if holders else ''}")
+        return "; ".join(words)
+
+    @property
+    def cleaned(self) -> str:
+        """What was taken away, in words; empty where nothing was there."""
+        if not self.removed:
+            return ""
+        size = sum(segment.size for segment in self.removed)
+        amount = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+        segments = "segment" if len(self.removed) == 1 else "segments"
+        return f"removed {len(self.removed)} shared memory {segments} ({amount}) that its dead processes left"
+
+
+@dataclass(frozen=True)
+class Sensors:
+    """How the machine is read, for all servers of a node; a test hands in others."""
+
+    table: group.Table = field(default_factory=group.Table)
+    cards: Cards = field(default_factory=Cards)
+    shm: Path = shm.SHM
+
+
+async def end_server(
+    entry: ServerEntry, run: Path, sensors: Sensors, *, grace_s: float, verify_s: float = VERIFY_S
+) -> Ending:
+    """Ends all processes of a server, removes what they left, and says what did not come back within `verify_s`."""
+    loop = asyncio.get_running_loop()
+    members = await reading(lambda: group.look(entry.processes).all, ())
+    left = await group.end(entry.processes, grace_s=grace_s, verify_s=verify_s)
+    if left:
+        return Ending(left)
+    deadline = loop.time() + verify_s
+    shutil.rmtree(launch.tmp_folder(run, entry.index), ignore_errors=True)
+    dead = {*entry.members, *members, entry.process}
+    removed = await reading(lambda: shm.remove(entry.segments, dead, sensors.shm), ())
+    held = await reading(lambda: held_ports(entry), ())
+    return Ending((), held, await _memory(entry, sensors.cards, deadline), removed)
+
+
+async def _memory(entry: ServerEntry, cards: Cards, deadline: float) -> tuple[Held, ...]:
+    """What its cards still hold, once that is all it took or the time is over."""
+    loop = asyncio.get_running_loop()
+    while held := await reading(lambda: cards.unreturned(entry.cards, entry.index, entry.gpu_bases), ()):
+        if loop.time() >= deadline:
+            break
+        await asyncio.sleep(MEMORY_POLL_S)
+    cards.leave(entry.cards, entry.index)
+    return held
+
+
+def held_ports(entry: ServerEntry) -> tuple[HeldPort, ...]:
+    """The ports of a server that cannot be bound, and who listens there."""
+    block = range(entry.internal_port, entry.internal_port + ports.BLOCK) if entry.internal_port else ()
+    held = []
+    for port in (entry.port, *block):
+        if port and not ports.is_free(port):
+            holder = ports.listener(port)
+            words = "a process that cannot be seen" if holder is None else processes.describe(holder)
+            held.append(HeldPort(port, words))
+    return tuple(held)
+
+
+async def reading(question: Callable[[], Value], unknown: Default) -> Value | Default:
+    """A reading of the machine, off the event loop; `unknown` where it does not come."""
+    try:
+        async with asyncio.timeout(READ_S):
+            return await asyncio.to_thread(question)
+    except TimeoutError:
+        return unknown

@@ -1,0 +1,121 @@
+"""The cards of a node's servers: what each holds and does, what it held before any server of ours, and whose it is now.
+
+What NVML does not tell is unknown, never a guess. NVML may take its time with a card that is ill: call from a thread.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+from tokenmill.errors import PreflightError
+from tokenmill.machine import nvml
+
+CardId = int | str
+"""As CUDA_VISIBLE_DEVICES has it: the index in PCI order, or a slice's UUID."""
+
+TOLERANCE = 1 << 30
+"""Bytes by which a card may hold more than before: a driver's own context and another's desktop come and go."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """Of one card, or of several together: bytes in use; percent of the time in which a kernel ran, None where unknown;
+    the processes that hold memory, as far as they can be seen from here."""
+
+    memory: int
+    percent: int | None = None
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Memory of a card that did not come back: bytes above what it held before; who holds it as far as can be seen."""
+
+    card: CardId
+    size: int
+    pids: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"GPU {self.card}: {self.size / 2**20:,.0f} MiB did not come back"
+
+
+Reader = Callable[[CardId], CardUse | None]
+
+
+@dataclass
+class Cards:
+    """Which of our servers have which card. `read` is the seam where canned readings come in."""
+
+    read: Reader = field(default_factory=lambda: _Nvml().read)
+    _users: dict[CardId, set[int]] = field(default_factory=dict)
+    _bases: dict[CardId, int | None] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def take(
+        self, cards: Sequence[CardId], server: int, bases: Sequence[int | None] | None = None
+    ) -> tuple[int | None, ...]:
+        """A server is about to start on these cards, or runs on them: then with the `bases` noted at its start.
+
+        Returns for each what it held before any of our servers used it, None where nobody knows.
+        """
+        with self._lock:
+            for position, card in enumerate(cards):
+                users = self._users.setdefault(card, set())
+                if not users:
+                    found = self.read(card) if bases is None else None
+                    noted = bases[position] if bases is not None and position < len(bases) else None
+                    self._bases[card] = found.memory if found else noted
+                users.add(server)
+            return tuple(self._bases[card] for card in cards)
+
+    def leave(self, cards: Sequence[CardId], server: int) -> None:
+        """The server's processes are gone."""
+        with self._lock:
+            for card in cards:
+                self._users.get(card, set()).discard(server)
+
+    def is_shared(self, cards: Sequence[CardId]) -> bool:
+        return any(len(self._users.get(card, ())) > 1 for card in cards)
+
+    def use(self, cards: Sequence[CardId]) -> CardUse | None:
+        """What a server's cards hold and do, together; None where that is not its alone, or not known."""
+        if not cards or self.is_shared(cards):
+            return None
+        found = [self.read(card) for card in cards]
+        known = [each for each in found if each is not None]
+        if len(known) < len(cards):
+            return None
+        percents = [each.percent for each in known if each.percent is not None]
+        return CardUse(
+            sum(each.memory for each in known),
+            max(percents, default=None),
+            tuple(pid for each in known for pid in each.pids),
+        )
+
+    def unreturned(self, cards: Sequence[CardId], server: int, bases: Sequence[int | None]) -> tuple[Held, ...]:
+        """What a server that is gone left on its cards; nothing where another of ours has them, or nobody knows."""
+        held = []
+        for card, base in zip(cards, bases, strict=False):
+            if base is None or self._users.get(card, set()) - {server}:
+                continue
+            found = self.read(card)
+            if found is not None and found.memory > base + TOLERANCE:
+                held.append(Held(card, found.memory - base, found.pids))
+        return tuple(held)
+
+
+class _Nvml:
+    """NVML, opened at the first question and left open: opening it takes longer than all questions together."""
+
+    def __init__(self) -> None:
+        self._meter: nvml.Meter | None = None
+        self._absent = False
+
+    def read(self, card: CardId) -> CardUse | None:
+        if self._meter is None and not self._absent:
+            try:
+                self._meter = nvml.Meter()
+            except PreflightError:
+                self._absent = True
+        found = self._meter.read(card) if self._meter else None
+        return CardUse(*found) if found else None
