@@ -41,7 +41,8 @@ ACCEPT_WEIGHT = 0.05
 class Lane:
     """One ready server's side of the pump. The supervisor opens and closes it; counters only grow.
 
-    `refused_since` is when it began to refuse whatever it is asked, None while it does not.
+    `refused_since` is when it began to refuse whatever it is asked, None while it does not; `leaving`: it has gone bad,
+    and takes no prompt any more.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Lane:
     broken_in_row: int = 0
     refused_since: float | None = None
     held: bool = False
+    leaving: bool = False
     accept_length: float | None = None
     slots: set["asyncio.Task[None]"] = field(default_factory=set)
 

@@ -19,6 +19,7 @@ from tokenmill.canary import Canary, Passed
 from tokenmill.client import Client
 from tokenmill.config import Config
 from tokenmill.core import server as core
+from tokenmill.core import speculation
 from tokenmill.core.capacity import Forecast
 from tokenmill.core.server import Failure, FailureKind, State
 from tokenmill.engines.base import Engine, Sampling, ServerInfo, Spec
@@ -112,6 +113,8 @@ class Life:
         self._cpu: tuple[float, float] = (0.0, 0.0)
         self._last_tokens: float | None = None
         self.accept_length: float | None = None
+        self.accept_reports: list[float] = []
+        self._logs_accept_length = False
         self._began = time.monotonic()
         self._silence = ""
 
@@ -161,6 +164,9 @@ class Life:
         last: tuple[str, float] = ("", 0.0)
         while True:
             lines = self._tail.read()
+            if told := [length for line in lines if (length := speculation.told(line)) is not None]:
+                self._logs_accept_length = True
+                self.accept_reports += told
             with self._seam():
                 for line in lines if self._state() is State.STARTING else ():
                     phase = self.job.engine.phase(line)
@@ -258,6 +264,8 @@ class Life:
         if load.tokens is not None and load.tokens != self._last_tokens:
             self._last_tokens = load.tokens
             self._post(core.Progress(strong=True))
+            if load.accept_length is not None and not self._logs_accept_length:
+                self.accept_reports.append(load.accept_length)
         if load.accept_length is not None:
             self.accept_length = load.accept_length
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from tokenmill import caches, launch, plugins
 from tokenmill.attempt import Orders
+from tokenmill.auditing import Auditor
 from tokenmill.cluster.base import Results
 from tokenmill.config import Config, rules_of
 from tokenmill.core import server as core
@@ -66,6 +67,7 @@ class LocalNode:
         self.name = name
         self.supervisors: list[Supervisor] = []
         self.pump: Pump | None = None
+        self._auditor: Auditor | None = None
         self._folder = folder
         self._settings = settings
         self._entries = entries
@@ -109,6 +111,7 @@ class LocalNode:
             patience_s=config.fleet.stall_timeout,
         )
         self.pump = Pump(orders, self._renderer.render, self._deliver, room=self._admit)
+        self._auditor = Auditor(config, self.pump, self.supervisors, self._tell)
         places, bad = launch.without(launch.places(config, cards), cards or (), config.fleet.min_ready)
         for card, why in bad.items():
             self._say("gpus", f"{card} is left out: {why}", "warn", "nvidia-smi -q")
@@ -211,7 +214,9 @@ class LocalNode:
         self._admitted = 0
         events, self._events = self._events, []
         template, first = (self._renderer.template_sha256, self._renderer.first) if self._renderer else ("", "")
-        return Results(records, events, self._credits(), template, first, self._ended and not records and not events)
+        ended = self._ended and not records and not events
+        again = self._auditor.take_again() if self._auditor else ()
+        return Results(records, events, self._credits(), template, first, ended, again)
 
     async def status(self) -> NodeStatus:
         return NodeStatus(
@@ -222,6 +227,7 @@ class LocalNode:
             capacity=self.pump.capacity if self.pump else 0,
             credits=self._credits(),
             tokens=self._tokens,
+            findings=self._auditor.findings if self._auditor else (),
         )
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:
@@ -276,6 +282,8 @@ class LocalNode:
             self._check_fleet()
 
     def _check_fleet(self) -> None:
+        if self._auditor is not None:
+            self._auditor.tick()
         state = core.fleet(self._servers)
         if state.hopeless:
             raise self._hopeless()
@@ -339,6 +347,8 @@ class LocalNode:
     # -- what comes from below ---------------------------------------------------------------------------------------
     def _deliver(self, record: Record) -> None:
         self._tokens += record.output_tokens
+        if self._auditor is not None and not self._auditor.keep(record):
+            return
         self._records.append(record)
         self._something.set()
 

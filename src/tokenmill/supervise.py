@@ -154,6 +154,13 @@ class Supervisor:
             last_error=str(server.failure) if server.failure and server.state not in core.SERVING else "",
         )
 
+    def accept_reports(self) -> list[float]:
+        """The accept lengths that its log or its metrics told since the last call."""
+        if self._life is None:
+            return []
+        told, self._life.accept_reports = self._life.accept_reports, []
+        return told
+
     # -- the loop ----------------------------------------------------------------------------------------------------
     async def _tick(self) -> None:
         while True:

@@ -2,8 +2,9 @@
 
 Three things must hold at a bad answer, for the last 25, 50, 100 or 200 answers of its server: its share is five times
 the others'; Fisher's exact test gives chance less than one in a thousand million; and in the cohorts that those answers
-belong to, its share is twice the others', too. The last one keeps a slow card from being blamed for a hard part of the
-prompts that the others have left behind: its long answers come late.
+belong to, its share is twice the others', too. Bad answers are often the longest, so unlike cards meet a hard part of
+the prompts at unlike times. That a slow card's long answers come late, the cohorts tell. Those of a fast card come
+before the others could have ended theirs: until then they do not count.
 
 With four tests at each bad answer, in a sound fleet that rejects 3 % the chance that any server is blamed is below
 30,000 × 4 × 1e-9 = 1.2e-4 per million answers, as far as answers that come at one time are alike for all servers.
@@ -45,6 +46,9 @@ FLEET_BAD = 8192
 FIRST = 100
 """Answers after a server's start that tell how it was: what a server that is alone is compared with."""
 
+FASTER = 1.25
+"""A server's slot is not faster than the others' below this: rates of single answers differ as much."""
+
 ALONE_WAS, ALONE_IS = 0.1, 0.8
 """A server that is alone had at most this share, and has at least that one: prompts may get harder, not so hard."""
 
@@ -66,27 +70,36 @@ class Drift(NamedTuple):
         )
 
 
-class _Answer(NamedTuple):
-    place: int  # among all answers of the fleet
+class Judged(NamedTuple):
+    """An answer: `started` and `seconds` are its request's, in seconds of any clock; `bad`: it would be rejected."""
+
     row: int
     cohort: int
+    tokens: int
+    started: float
+    seconds: float
     bad: bool
+
+
+class _Seen(NamedTuple):
+    place: int  # among all answers of the fleet
+    answer: Judged
 
 
 @dataclass(slots=True)
 class _Window:
     """The last answers of a server in this life, a row once: samples of one prompt go wrong together."""
 
-    answers: deque[_Answer] = field(default_factory=deque)
+    answers: deque[_Seen] = field(default_factory=deque)
     rows: set[int] = field(default_factory=set)
     seen: int = 0
     first_bad: int = 0
 
-    def add(self, answer: _Answer) -> None:
-        self.answers.append(answer)
+    def add(self, place: int, answer: Judged) -> None:
+        self.answers.append(_Seen(place, answer))
         self.rows.add(answer.row)
         if len(self.answers) > WINDOW:
-            self.rows.discard(self.answers.popleft().row)
+            self.rows.discard(self.answers.popleft().answer.row)
         self.seen += 1
         self.first_bad += answer.bad and self.seen <= FIRST
 
@@ -104,19 +117,19 @@ class Rejects:
         """A new life: what it did in an earlier one is forgotten."""
         self._windows[server] = _Window()
 
-    def observe(self, server: int, row: int, cohort: int, *, bad: bool) -> Drift | None:
+    def observe(self, server: int, answer: Judged) -> Drift | None:
         """Takes in an answer; says so where its server has gone bad."""
         window = self._windows.setdefault(server, _Window())
-        if row in window.rows:
+        if answer.row in window.rows:
             return None
         self._answers += 1
-        window.add(_Answer(self._answers, row, cohort, bad))
-        counts = self._cohorts.setdefault(cohort, {})
+        window.add(self._answers, answer)
+        counts = self._cohorts.setdefault(answer.cohort, {})
         ended, rejected = counts.get(server, (0, 0))
-        counts[server] = (ended + 1, rejected + bad)
+        counts[server] = (ended + 1, rejected + answer.bad)
         if len(self._cohorts) > COHORTS:
             del self._cohorts[next(iter(self._cohorts))]
-        if not bad:
+        if not answer.bad:
             return None
         self._bad_places.append(self._answers)
         return self._drift(server, window)
@@ -126,7 +139,7 @@ class Rejects:
         alone = self._others_since(answers) < LEAST_OTHERS
         for length in sorted({min(length, len(answers)) for length in SUFFIXES}):
             mine = answers[-length:]
-            bad = sum(answer.bad for answer in mine)
+            bad = sum(seen.answer.bad for seen in mine)
             if length < LEAST or bad < LEAST_BAD:
                 continue
             found = _against_itself(window, length, bad) if alone else self._against_others(server, mine, bad)
@@ -134,19 +147,30 @@ class Rejects:
                 return found
         return None
 
-    def _others_since(self, mine: list[_Answer]) -> int:
+    def _others_since(self, mine: list[_Seen]) -> int:
         """Answers of the other servers since the first of these."""
         return self._answers - mine[0].place + 1 - len(mine)
 
-    def _against_others(self, server: int, mine: list[_Answer], bad: int) -> Drift | None:
+    def _against_others(self, server: int, mine: list[_Seen], bad: int) -> Drift | None:
         since, others = mine[0].place, self._others_since(mine)
         if others < LEAST_OTHERS or (len(self._bad_places) == FLEET_BAD and self._bad_places[0] > since):
             return None
         other_bad = len(self._bad_places) - bisect_left(self._bad_places, since) - bad
         found = Drift(bad, len(mine), other_bad, others)
-        if not _far_above(found, TIMES) or tail(found) >= CHANCE:
+        if not _tells(found):
             return None
-        return found if self._cohorts_agree(server, {answer.cohort for answer in mine}) else None
+        ripe = self._ripe(server, [seen.answer for seen in mine])
+        telling = Drift(sum(answer.bad for answer in ripe), len(ripe), other_bad, others)
+        return found if _tells(telling) and self._cohorts_agree(server, {answer.cohort for answer in ripe}) else None
+
+    def _ripe(self, server: int, mine: list[Judged]) -> list[Judged]:
+        """Those that the other servers, too, would have ended by now, had they begun them at the same time."""
+        others = [seen.answer for index, window in self._windows.items() if index != server for seen in window.answers]
+        rate = sum(answer.tokens for answer in others) / (sum(answer.seconds for answer in others) or 1.0)
+        if not rate:
+            return mine
+        now = max(answer.started + answer.seconds for answer in mine)
+        return [answer for answer in mine if answer.tokens / rate <= max(now - answer.started, FASTER * answer.seconds)]
 
     def _cohorts_agree(self, server: int, cohorts: set[int]) -> bool:
         own = other = own_bad = other_bad = 0
@@ -165,6 +189,10 @@ def _against_itself(window: _Window, length: int, bad: int) -> Drift | None:
     apart = window.seen >= FIRST + length
     sound = window.first_bad <= ALONE_WAS * FIRST and bad >= ALONE_IS * length
     return was if apart and sound and tail(was) < CHANCE else None
+
+
+def _tells(drift: Drift) -> bool:
+    return drift.bad >= LEAST_BAD and _far_above(drift, TIMES) and tail(drift) < CHANCE
 
 
 def _far_above(drift: Drift, times: float) -> bool:

@@ -172,10 +172,13 @@ def _fail(server: Server, failure: Failure, now: float) -> Step:
     never = failure.restart is Restart.NEVER and failure.kind is not FailureKind.WRONG_MODE
     if never and server.ready_at is not None:
         failure = replace(failure, kind=FailureKind.CRASH)  # it has worked with this config
+    again = failure.kind is FailureKind.DRIFT and server.went_bad_at is not None and now - server.went_bad_at < HOUR
+    if failure.kind is FailureKind.DRIFT:
+        server = replace(server, went_bad_at=now)
     server = replace(server, failure=failure)
     actions: tuple[Action, ...] = (Withdraw(), Kill()) if server.owned else (Withdraw(),)
     if not server.owned and failure.kind is not FailureKind.WRONG_MODE:
-        server = replace(_enter(server, State.BACKOFF, now), retry_at=now + first, gone=True)
+        server = replace(_enter(server, State.BACKOFF, now), retry_at=now + (QUARANTINE if again else first), gone=True)
         return server, (*actions, Tell(f"set aside: {failure}", failure))
     out_of_memory = server.memory_failures + (failure.restart in (Restart.ONCE, Restart.LESS_MEMORY))
     if failure.restart is Restart.NEVER or out_of_memory > 1:
@@ -185,7 +188,7 @@ def _fail(server: Server, failure: Failure, now: float) -> Step:
     server = replace(
         server, charged=charged, memory_failures=out_of_memory, fresh_ports=failure.kind is FailureKind.PORT
     )
-    if len(charged) > server.timing.restarts_per_hour:
+    if again or len(charged) > server.timing.restarts_per_hour:
         server = replace(_enter(server, State.QUARANTINED, now), retry_at=now + QUARANTINE, charged=())
         return server, (
             *actions,

@@ -49,6 +49,7 @@ class FailureKind(StrEnum):
     WATCHDOG = "watchdog"  # its own watchdog ended it
     CRASH = "crash"
     HANG = "hang"
+    DRIFT = "went_bad"  # it works, and what it writes is bad where the other servers' is not (core/audit, core/drift)
     SHM = "shm_full"
     DISK = "disk_full"
     STORAGE = "storage"  # the files it needs cannot be read now: a mount that is away
@@ -85,6 +86,7 @@ RESTARTS: Mapping[FailureKind, Restart] = {
     FailureKind.WATCHDOG: Restart.BACKOFF,
     FailureKind.CRASH: Restart.BACKOFF,
     FailureKind.HANG: Restart.BACKOFF,
+    FailureKind.DRIFT: Restart.BACKOFF,  # twice within an hour: quarantined
     FailureKind.SHM: Restart.BACKOFF,
     FailureKind.DISK: Restart.WAIT,
     FailureKind.STORAGE: Restart.WAIT,
@@ -291,6 +293,7 @@ class Server:
     retry_at: float = 0.0
     gone: bool = True
     memory_failures: int = 0
+    went_bad_at: float | None = None
     fresh_ports: bool = False
     ready_at: float | None = None
     failure: Failure | None = None
