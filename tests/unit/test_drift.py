@@ -95,12 +95,12 @@ def test_a_fleet_whose_prompts_all_turn_bad_has_no_sick_server() -> None:
 
 
 # -- a server that goes bad --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("servers", [2, 7, 16])
-@pytest.mark.parametrize(("sick", "within"), [(1.0, 30), (0.5, 90), (0.25, 600)])
+@pytest.mark.parametrize(
+    ("servers", "sick", "within"),
+    [(2, 1.0, 60), (2, 0.5, 180), (7, 1.0, 30), (7, 0.5, 90), (7, 0.25, 600), (16, 1.0, 30), (16, 0.25, 600)],
+)
 def test_a_sick_server_is_the_first_to_be_named(servers: int, sick: float, within: int) -> None:
-    """Within so many of its answers after it turned; of two servers only where it is plain."""
-    if servers == 2 and sick < 0.5:
-        pytest.skip("two servers tell only plain things")
+    """Within so many of its answers after it turned; seen: 10 to 20, 25 to 80, and 80 to 200."""
     turned = 300
     fleet = played(
         seeded(), [1.0] * servers, 10**6, lambda s, begun, row: sick if s == 0 and begun >= turned else 0.03, slots=4
@@ -113,7 +113,7 @@ def test_a_sick_server_is_the_first_to_be_named(servers: int, sick: float, withi
     assert server == 0
     assert drift is not None
     print(f"{ended - turned} answers after it turned: {drift}")
-    assert ended - turned <= within + (within if servers == 2 else 0)
+    assert ended - turned <= within
 
 
 def test_a_server_that_is_alone_is_compared_with_its_own_past() -> None:
