@@ -50,7 +50,8 @@ class Script:
     bad_after: int = -1  # then every answer is one character, 2,000 times, as after NaN in the logits
     bad_once: str = ""  # a file: only the first server that makes it goes bad
     accept_length: float = 0.0  # in its log, ten decode reports an answer
-    speculative_algorithm: str = ""
+    speculative_algorithm: str = ""  # these three say nothing to it
+    speculative_draft_model_path: str = ""
     speculative_num_steps: int = 0
     # -- faults
     refuse: str = ""
