@@ -1,7 +1,7 @@
 """tokenmill killed (-9) around the moment at which a server goes bad: every id once, the accounts right, nothing left.
 
-A row that was rejected before the kill, and not yet made anew, stays as it is: rejected. A sick server that outlived the
-kill is adopted, since it passes a canary, and is found out again.
+A row that was rejected before the kill, and not yet made anew, stays as it is: rejected. A sick server that outlived
+the kill is adopted, since it passes a canary, and is found out again.
 """
 
 import json

@@ -488,3 +488,19 @@ def test_a_prompt_that_one_engine_cannot_send_is_done_by_another() -> None:
             assert made.outcome() == {"p0": (STOP, 2)}
 
     play(scene())
+
+
+def test_a_server_that_is_retired_gets_no_prompt_though_it_answers_again() -> None:
+    async def scene() -> None:
+        async with Scene() as made:
+            lane = made.lane(0, capacity=2)
+            made.lane(1, capacity=2)
+            made.pump.offer(prompts(12))
+            await settle()
+            made.pump.retire(lane)
+            made.pump.resume(lane)
+            await made.until(12)
+            assert len(made.outcome()) == 12
+            assert sum(server == "s0" for what, server, _ in made.board.log if what == "begin") == 2
+
+    play(scene())
