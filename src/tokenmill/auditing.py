@@ -76,7 +76,7 @@ class _Life:
 
 
 class Auditor:
-    """`supervisors` may grow; their index is their lanes'. `tell` takes events; `clock` is any growing time."""
+    """`supervisors` may grow. `tell` takes events; `clock` is any growing time in seconds."""
 
     def __init__(
         self,
@@ -128,11 +128,11 @@ class Auditor:
         for index in self._lives.keys() - self._pump.lanes.keys():
             del self._lives[index]
             self._audit.end(index)
-        for index, life in self._lives.items():
+        for life in self._lives.values():
             drained = not life.lane.in_flight or moment >= life.deadline
             if life.failure is not None and not life.told and drained:
                 life.told = True
-                self._supervisors[index].post(core.Failed(life.failure))
+                self._supervisor(life.lane).post(core.Failed(life.failure))
         if moment - self._looked_at >= LOOK_S:
             self._looked_at = moment
             self._look(moment)
@@ -140,10 +140,14 @@ class Auditor:
     def _look(self, moment: float) -> None:
         for lane in self._pump.lanes.values():
             self._life(lane)
-            self._audit.report(lane.index, self._supervisors[lane.index].accept_reports())
+            self._audit.report(lane.index, self._supervisor(lane).accept_reports())
         for server, cause in self._audit.fallen(moment):
             self._retire(self._lives[server], cause)
         self._renew((*self._gone_bad.values(), *self._audit.findings()))
+
+    def _supervisor(self, lane: Lane) -> Supervised:
+        """A lane's own: not by its index, since a card may be left out."""
+        return next(supervisor for supervisor in self._supervisors if supervisor.name == lane.name)
 
     def _life(self, lane: Lane) -> _Life:
         life = self._lives.get(lane.index)

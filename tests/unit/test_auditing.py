@@ -37,7 +37,7 @@ class Made:
     """An auditor on a pump with two servers, at a time that the test sets."""
 
     scene: Scene
-    supervisors: list[Supervised] = field(default_factory=lambda: [Supervised("s0"), Supervised("s1")])
+    supervisors: list[Supervised] = field(default_factory=lambda: [Supervised("s1"), Supervised("s0")])
     told: list[Event] = field(default_factory=list)
     kept: list[Record] = field(default_factory=list)
     at: float = 0.0
@@ -46,6 +46,9 @@ class Made:
     def __post_init__(self) -> None:
         config = validate({"engine": {"kind": "fake"}, "prompts": {"path": "p"}}, "test")
         self.auditor = Auditor(config, self.scene.pump, self.supervisors, self.told.append, lambda: self.at)
+
+    def supervised(self, index: int) -> Supervised:
+        return next(one for one in self.supervisors if one.name == f"s{index}")
 
     def answer(self, server: str, *, bad: bool = False, seconds: float = 10.0, attempt: int = 1) -> bool:
         """An answer of 400 tokens on the next row; whether it is a record."""
@@ -87,17 +90,17 @@ def test_a_server_that_has_gone_bad_gets_no_prompts_and_is_ended_once_it_is_drai
             await settle()
             count = made.until_named()
             made.auditor.tick()
-            assert (lane.held, lane.in_flight, made.supervisors[0].posted) == (True, 2, [])
+            assert (lane.held, lane.in_flight, made.supervised(0).posted) == (True, 2, [])
             pumped.pump.resume(lane)
             assert lane.held, "a small generation that comes back is no excuse"
             made.at += DRAIN_S
             made.auditor.tick()
             made.auditor.tick()
-            ((event),) = made.supervisors[0].posted
+            ((event),) = made.supervised(0).posted
             assert isinstance(event, core.Failed)
             assert event.failure.kind is FailureKind.DRIFT
             assert f"{count + 1} of its last" in event.failure.cause
-            assert made.supervisors[1].posted == []
+            assert made.supervised(1).posted == []
             (finding,) = made.auditor.findings
             assert (finding.kind, finding.server) == ("server_went_bad", "s0")
             # In its next life all is forgotten.
@@ -181,7 +184,7 @@ def test_a_server_that_fell_behind_is_ended_and_its_sound_rows_stay() -> None:
             made.at += LASTED_S
             made.auditor.tick()
             made.auditor.tick()
-            (event,) = made.supervisors[0].posted
+            (event,) = made.supervised(0).posted
             assert isinstance(event, core.Failed)
             assert "tokens a second: 8.00 for 10 minutes, the others' median is 40.00" in event.failure.cause
             assert made.auditor.take_again() == ()

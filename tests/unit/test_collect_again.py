@@ -10,6 +10,7 @@ import msgspec
 from tests.unit.make import jsonl
 from tokenmill import dataset, prompts
 from tokenmill.cluster.base import Results
+from tokenmill.cluster.local import Encoded
 from tokenmill.collect import Collector
 from tokenmill.core.gate import Gate, Limits, Tally
 from tokenmill.core.judge import Rules
@@ -111,7 +112,7 @@ def test_totals_add_up_while_rows_are_made_anew_and_are_the_same_after_a_restart
 
         collector.stop = stop
         async with asyncio.timeout(60):
-            await collector.run(node)
+            await collector.run(Encoded(node))
         await store.close(seal=False)
 
     asyncio.run(collect())

@@ -4,7 +4,7 @@ Three things must hold at a bad answer, for the last 25, 50, 100 or 200 answers 
 the others'; Fisher's exact test gives chance less than one in a thousand million; and in the cohorts that those answers
 belong to, its share is twice the others', too. Bad answers are often the longest, so unlike cards meet a hard part of
 the prompts at unlike times. That a slow card's long answers come late, the cohorts tell. Those of a fast card come
-before the others could have ended theirs: until then they do not count.
+before the others could have ended theirs: until then they do not count, but where nearly all answers are bad.
 
 With four tests at each bad answer, in a sound fleet that rejects 3 % the chance that any server is blamed is below
 30,000 × 4 × 1e-9 = 1.2e-4 per million answers, as far as answers that come at one time are alike for all servers.
@@ -49,8 +49,11 @@ FIRST = 100
 FASTER = 1.25
 """A server's slot is not faster than the others' below this: rates of single answers differ as much."""
 
-ALONE_WAS, ALONE_IS = 0.1, 0.8
-"""A server that is alone had at most this share, and has at least that one: prompts may get harder, not so hard."""
+PLAIN = 0.8
+"""Prompts may get harder, but no part of them is so hard: a server with this share need not be waited for."""
+
+ALONE_WAS = 0.1
+"""A server that is alone had at most this share in the beginning, and has PLAIN now."""
 
 
 class Drift(NamedTuple):
@@ -159,7 +162,8 @@ class Rejects:
         found = Drift(bad, len(mine), other_bad, others)
         if not _tells(found):
             return None
-        ripe = self._ripe(server, [seen.answer for seen in mine])
+        whole = [seen.answer for seen in mine]
+        ripe = whole if bad >= PLAIN * len(mine) else self._ripe(server, whole)
         telling = Drift(sum(answer.bad for answer in ripe), len(ripe), other_bad, others)
         return found if _tells(telling) and self._cohorts_agree(server, {answer.cohort for answer in ripe}) else None
 
@@ -187,7 +191,7 @@ def _against_itself(window: _Window, length: int, bad: int) -> Drift | None:
     """A server without others: its first answers after the canary say how it was."""
     was = Drift(bad, length, window.first_bad, FIRST, alone=True)
     apart = window.seen >= FIRST + length
-    sound = window.first_bad <= ALONE_WAS * FIRST and bad >= ALONE_IS * length
+    sound = window.first_bad <= ALONE_WAS * FIRST and bad >= PLAIN * length
     return was if apart and sound and tail(was) < CHANCE else None
 
 
