@@ -42,7 +42,7 @@ class Lane:
     """One ready server's side of the pump. The supervisor opens and closes it; counters only grow.
 
     `refused_since` is when it began to refuse whatever it is asked, None while it does not. `died`: it is closed
-    because it did, with what it had in flight.
+    because it did, with what it had in flight. `leaving`: it has gone bad, and takes no prompt any more.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Lane:
     refused_since: float | None = None
     held: bool = False
     died: bool = False
+    leaving: bool = False
     accept_length: float | None = None
     slots: set["asyncio.Task[None]"] = field(default_factory=set)
 

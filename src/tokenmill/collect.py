@@ -14,7 +14,7 @@ from tokenmill.cluster.base import Node
 from tokenmill.core import judge
 from tokenmill.core.gate import Alarm
 from tokenmill.core.judge import Verdict
-from tokenmill.core.records import PROMPT_FAULTS, Prompt, Record
+from tokenmill.core.records import PROMPT_FAULTS, Again, Prompt, Record
 from tokenmill.errors import GuardError, StoreError, TokenmillError, UsageError, VanishedError
 from tokenmill.events import EventLog
 from tokenmill.explain import Examples
@@ -64,6 +64,7 @@ class Collector:
         self._patience_s = patience_s
         self._deadline = 0.0
         self._outstanding = 0
+        self._replaced: dict[tuple[str, int, int], list[Again]] = {}
         self._settings_kept = False
         self._template_sha256 = ""
         self._first_prompt = ""
@@ -76,6 +77,9 @@ class Collector:
             for event in results.events:
                 self._log.add(event)
             self._template_sha256, self._first_prompt = results.template_sha256, results.first_prompt
+            for old in results.again:
+                self._outstanding += 1
+                self._replaced.setdefault((old.key, old.sample, old.turn), []).append(old)
             if results.records:
                 self._outstanding -= len(results.records)
                 await self._keep(results.records)
@@ -154,6 +158,7 @@ class Collector:
 
     def _count(self, record: Record) -> None:
         accounts = self._accounts
+        self._take_back_older(record)
         verdict, _ = judge.judged(record, accounts.rules)
         accounts.ledger.mark(record, verdict)
         if not PROMPT_FAULTS.isdisjoint(record.labels):
@@ -162,6 +167,17 @@ class Collector:
         if verdict is not Verdict.ACCEPTED or not judge.TRUNCATED.isdisjoint(record.labels):
             self.examples.add(record, record.labels)
         self._note(accounts.gate.observe(record.cohort, verdict, record.labels))
+
+    def _take_back_older(self, record: Record) -> None:
+        """What was counted for an id whose record is replaced by this one, since its server had gone bad."""
+        own = (record.key, record.sample, record.turn)
+        for old in self._replaced.get(own, ()):
+            if old.attempt < record.attempt:
+                self._accounts.ledger.take_back(old.labels, old.output_tokens)
+                verdict = judge.verdict(old.labels, self._accounts.rules)
+                self._accounts.gate.take_back(old.cohort, verdict, old.labels)
+        if left := [old for old in self._replaced.pop(own, ()) if old.attempt >= record.attempt]:
+            self._replaced[own] = left
 
     def check_cohorts(self) -> None:
         """Judges every cohort by what is known of it now: at a start with stored rows, and at the end."""

@@ -105,14 +105,31 @@ class _Snapshot:
 def briefs(data: Path, tell: Callable[[str], None] = lambda text: None) -> Iterator[Brief]:
     """All ended records, the newest first. `tell` hears of lines that are not whole."""
     with _Snapshot(data) as files:
-        for journal in reversed(files.journals):
-            for line, number in _lines_backwards(journal.file):
-                if is_whole(line):
-                    yield _brief.decode(plain(line))
-                elif line.strip():
-                    tell(f"{journal.path.name}:{number()}: not a whole record; its id counts as not done")
-        for part in reversed(files.parts):
-            yield from _columns(part, Brief)
+        yield from _briefs(files, tell)
+
+
+def current(data: Path) -> Iterator[Brief]:
+    """The records that count, the newest first: without those that a newer record of their id supersedes."""
+    with _Snapshot(data) as files:
+        again = _stored_again(files)
+        for brief in _briefs(files, lambda text: None):
+            identity = (brief.key, brief.sample, brief.turn)
+            if identity not in again:
+                yield brief
+            elif again[identity]:
+                again[identity] = 0
+                yield brief
+
+
+def _briefs(files: _Snapshot, tell: Callable[[str], None]) -> Iterator[Brief]:
+    for journal in reversed(files.journals):
+        for line, number in _lines_backwards(journal.file):
+            if is_whole(line):
+                yield _brief.decode(plain(line))
+            elif line.strip():
+                tell(f"{journal.path.name}:{number()}: not a whole record; its id counts as not done")
+    for part in reversed(files.parts):
+        yield from _columns(part, Brief)
 
 
 def _columns(part: Path, kind: type[Any]) -> Iterator[Any]:

@@ -120,8 +120,15 @@ class Pump:
         lane.held = True
         self._feed()  # what failed elsewhere and waited for this server goes back there
 
+    def retire(self, lane: Lane) -> None:
+        """No new prompts for a server until it is opened anew, whatever becomes of a doubt; those in flight go on."""
+        lane.leaving = True
+        self.hold(lane)
+
     def resume(self, lane: Lane) -> None:
         """The doubt is over: prompts again."""
+        if lane.leaving:
+            return
         lane.held = False
         lane.broken_in_row = 0
         self._feed()

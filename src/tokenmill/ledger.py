@@ -93,6 +93,14 @@ class Ledger:
         """A record that was just stored."""
         self._mark(record.row, record.sample, verdict, record.labels, record.output_tokens)
 
+    def take_back(self, labels: Iterable[str], tokens: int) -> None:
+        """Forgets a record's labels and tokens: a newer record of its id is about to be marked."""
+        self.tokens -= tokens
+        for label in labels:
+            self.labels[label] -= 1
+            if not self.labels[label]:
+                del self.labels[label]
+
     def _mark(self, row: int, sample: int, verdict: Verdict, labels: Iterable[str], tokens: int) -> None:
         self._bytes[row * self.samples + sample] = _CODES[verdict]
         self.tokens += tokens

@@ -21,6 +21,7 @@ from tokenmill.client import Client
 from tokenmill.clocks import LOOK_S
 from tokenmill.config import Config
 from tokenmill.core import server as core
+from tokenmill.core import speculation
 from tokenmill.core.capacity import Forecast
 from tokenmill.core.server import Failure, FailureKind, State
 from tokenmill.ending import VERIFY_S, Ending, Sensors, end_server, reading
@@ -125,6 +126,8 @@ class Life:
         self._tasks: asyncio.TaskGroup | None = None
         self._last_tokens: float | None = None
         self.accept_length: float | None = None
+        self.accept_reports: list[float] = []
+        self._logs_accept_length = False
         self._began = time.monotonic()
         self._silence = ""
 
@@ -204,6 +207,9 @@ class Life:
         last: tuple[str, float] = ("", 0.0)
         while True:
             lines = self._tail.read()
+            if told := [length for line in lines if (length := speculation.told(line)) is not None]:
+                self._logs_accept_length = True
+                self.accept_reports += told
             with self._seam():
                 for line in lines if self._state() in (State.STARTING, State.ANSWERING) else ():
                     phase = self.job.engine.phase(line, last[1])
@@ -290,6 +296,8 @@ class Life:
         if load.tokens is not None and load.tokens != self._last_tokens:
             self._last_tokens = load.tokens
             self._post(core.Progress(strong=True))
+            if load.accept_length is not None and not self._logs_accept_length:
+                self.accept_reports.append(load.accept_length)
         if load.accept_length is not None:
             self.accept_length = load.accept_length
 

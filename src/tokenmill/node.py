@@ -15,6 +15,7 @@ from msgspec import structs
 
 from tokenmill import caches, launch, plugins
 from tokenmill.attempt import Orders
+from tokenmill.auditing import Auditor
 from tokenmill.cluster.base import Results
 from tokenmill.config import Config, rules_of
 from tokenmill.core import server as core
@@ -70,6 +71,7 @@ class LocalNode:
         self.supervisors: list[Supervisor] = []
         self._fleet = Fleet(config, folder, self.supervisors, self._say)
         self.pump: Pump | None = None
+        self._auditor: Auditor | None = None
         self._folder = folder
         self._settings = settings
         self._entries = entries
@@ -112,6 +114,7 @@ class LocalNode:
             patience_s=config.fleet.stall_timeout,
         )
         self.pump = Pump(orders, self._renderer.render, self._deliver, room=self._admit)
+        self._auditor = Auditor(config, self.pump, self.supervisors, self._tell)
         places, bad = launch.without(launch.places(config, cards), cards or (), config.fleet.min_ready)
         for card, why in bad.items():
             self._say("gpus", f"{card} is left out: {why}", "warn", "nvidia-smi -q")
@@ -216,7 +219,9 @@ class LocalNode:
         self._admitted = 0
         events, self._events = self._events, []
         template, first = (self._renderer.template_sha256, self._renderer.first) if self._renderer else ("", "")
-        return Results(records, events, self._credits(), template, first, self._ended and not records and not events)
+        ended = self._ended and not records and not events
+        again = self._auditor.take_again() if self._auditor else ()
+        return Results(records, events, self._credits(), template, first, ended, again)
 
     async def status(self) -> NodeStatus:
         return NodeStatus(
@@ -227,6 +232,7 @@ class LocalNode:
             capacity=self.pump.capacity if self.pump else 0,
             credits=self._credits(),
             tokens=self._tokens,
+            findings=self._auditor.findings if self._auditor else (),
         )
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:
@@ -272,13 +278,18 @@ class LocalNode:
                 async with asyncio.timeout(WATCH_S):
                     await self._stopping.wait()
             except TimeoutError:
-                self._fleet.look()
+                self._look()
         asked_at = time.monotonic()
         while self.pump is not None and self.pump.in_flight:
             if self._grace_s is not None and time.monotonic() - asked_at >= self._grace_s:
                 return
             await asyncio.sleep(0.05)
-            self._fleet.look()
+            self._look()
+
+    def _look(self) -> None:
+        if self._auditor is not None:
+            self._auditor.tick()
+        self._fleet.look()
 
     def _end_servers(self) -> None:
         for supervisor in self.supervisors:
@@ -313,6 +324,8 @@ class LocalNode:
     # -- what comes from below ---------------------------------------------------------------------------------------
     def _deliver(self, record: Record) -> None:
         self._tokens += record.output_tokens
+        if self._auditor is not None and not self._auditor.keep(record):
+            return
         self._records.append(record)
         self._something.set()
 

@@ -86,6 +86,7 @@ class Progress:
             message=self.message,
             updated=now(),
             copied=self.copied,
+            findings=self._node.findings if self._node else (),
         )
 
     def _eta_s(self, counts: PromptCounts) -> float | None:

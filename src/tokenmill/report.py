@@ -16,6 +16,7 @@ import numpy as np
 
 from tokenmill import __version__, dataset, events, settings
 from tokenmill.core import judge
+from tokenmill.core.audit import FindingKind
 from tokenmill.core.judge import Rules, Verdict
 from tokenmill.core.records import Record
 from tokenmill.dataset import Brief
@@ -26,6 +27,8 @@ from tokenmill.view import duration
 EXAMPLE_CHARS = 2000
 EXAMPLES, EXAMPLES_FROM = 3, 1000
 """Examples of each kind, and the records among which they are looked for."""
+
+FINDINGS = frozenset(kind.value for kind in FindingKind)
 
 WARNINGS = 50
 """The last ones: a page of them, and what ended the run is among them."""
@@ -67,6 +70,17 @@ class ServerRow(msgspec.Struct):
         return f"{self.tokens / self.seconds:,.0f}" if self.seconds else "–"
 
 
+class FindingRow(msgspec.Struct):
+    """What the watch found of a server; `ended` is empty where it held to the end. See core/audit.py for the kinds."""
+
+    kind: str
+    server: str
+    text: str
+    fix: str
+    began: str
+    ended: str = ""
+
+
 class Report(msgspec.Struct, frozen=True):
     """`numbers` are name and value as shown; `verdict` is one sentence, `good` what it says."""
 
@@ -79,6 +93,7 @@ class Report(msgspec.Struct, frozen=True):
     labels: list[tuple[str, int, str]]
     histograms: list[Histogram]
     servers: list[ServerRow]
+    findings: list[FindingRow]
     warnings: list[str]
     examples: list[Example]
     settings: str
@@ -108,7 +123,7 @@ def write(folder: RunFolder, rules: Rules, total: int, trouble: str = "") -> Pat
 def build(folder: RunFolder, rules: Rules, total: int, trouble: str = "") -> Report:
     """Reads the run once, as a stream, without texts and ids; these only of a few examples."""
     tally = _Tally(rules)
-    for brief in dataset.briefs(folder.data):
+    for brief in dataset.current(folder.data):
         tally.add(brief)
     ended = sum(tally.verdicts.values())
     accepted = tally.verdicts[Verdict.ACCEPTED]
@@ -134,6 +149,7 @@ def build(folder: RunFolder, rules: Rules, total: int, trouble: str = "") -> Rep
             histogram("Tokens of the output (what a loss mask covers)", tally.output_tokens),
         ],
         servers=sorted(tally.servers.values(), key=lambda row: row.name),
+        findings=_findings(folder),
         warnings=_warnings(folder),
         examples=_examples(folder, rules),
         settings=msgspec.json.format(msgspec.json.encode(rows), indent=1).decode(),
@@ -226,8 +242,25 @@ def _percent(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "–"
 
 
+def _findings(folder: RunFolder) -> list[FindingRow]:
+    """What was told of each server, with its end where it has one: a finding is a pair of events."""
+    rows: list[FindingRow] = []
+    for event, _ in events.read(folder.events):
+        if event.kind not in FINDINGS:
+            continue
+        when = time.strftime("%m-%d %H:%M:%S", time.localtime(event.t))
+        if event.level == "warn":
+            rows.append(FindingRow(event.kind, event.server, event.text, event.fix, when))
+            continue
+        for row in rows:
+            if (row.kind, row.server, row.ended) == (event.kind, event.server, ""):
+                row.ended = when
+    return rows[-WARNINGS:]
+
+
 def _warnings(folder: RunFolder) -> list[str]:
-    found = [event for event, _ in events.read(folder.events) if event.level in ("warn", "error")]
+    told = (event for event, _ in events.read(folder.events) if event.kind not in FINDINGS)
+    found = [event for event in told if event.level in ("warn", "error")]
     return [f"{time.strftime('%m-%d %H:%M:%S', time.localtime(event.t))} {event.text}" for event in found[-WARNINGS:]]
 
 

@@ -142,6 +142,10 @@ def status_lines(status: RunStatus) -> Iterator[str]:
         if server.last_error:
             words.append(server.last_error)
         yield "  ".join(words)
+    for finding in status.findings:
+        yield f"  server {finding.server}: {finding.text}"
+        if finding.fix:
+            yield f"    fix: {finding.fix}"
     if status.message:
         yield f"  {status.message}"
 

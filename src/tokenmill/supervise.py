@@ -157,6 +157,13 @@ class Supervisor:
             return None
         return starts.left_s(self.job.last_start.phases, server.phase, self._clock.seen - server.phase_since)
 
+    def accept_reports(self) -> list[float]:
+        """The accept lengths that its log or its metrics told since the last call."""
+        if self._life is None:
+            return []
+        told, self._life.accept_reports = self._life.accept_reports, []
+        return told
+
     # -- the loop ----------------------------------------------------------------------------------------------------
     async def _tick(self) -> None:
         while True:

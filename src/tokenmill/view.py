@@ -23,6 +23,9 @@ from tokenmill.events import Event
 LINE_EVERY_S = 10.0
 
 COLUMNS = ("server", "state", "phase", "in flight", "tok/s", "restarts")
+FINDINGS = 4
+"""Below the table: 16 servers may all have the same."""
+
 GAP, LEAST_PROBLEM = 2, 12
 """Between columns, and the least room that a problem's words are worth: else they are left out."""
 
@@ -198,7 +201,11 @@ def table(status: RunStatus, width: int) -> RenderableType:
     bar = Table.grid(padding=(0, 1))
     total = max(counts.total, 1)
     bar.add_row(ProgressBar(total=total, completed=done, width=min(width - 8, 72)), f"{done / total:.1%}")
-    below = (servers(status.servers, width),) if status.servers else ()
+    below: list[RenderableType] = [servers(status.servers, width)] if status.servers else []
+    told = (f"server {finding.server}: {finding.text}" for finding in status.findings[:FINDINGS])
+    below += [Text(text, style="yellow", no_wrap=True, overflow="ellipsis") for text in told]
+    if (more := len(status.findings) - FINDINGS) > 0:
+        below.append(Text(f"and {more} findings more: tokenmill status", style="yellow"))
     return Group(head, bar, verdicts, *below)
 
 

@@ -1,18 +1,25 @@
 """C16: a drafter of another kind than the flags say, or none at all, is told before the servers load for minutes.
 
-(That a running server's accept length is 1.00 is the watch's to tell, from its metrics.)
+Met nevertheless: that a running server accepts 1.00 tokens is told within its first 200 decode reports.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import models
+from tests.conftest import write_prompts
+from tests.contract import recorded
 from tests.doctoring import context, levels, told
+from tests.harness import Case
 from tests.reference import ARGS as REFERENCE
+from tokenmill.auditing import expected
 from tokenmill.checks.base import Context
 from tokenmill.checks.draft import check_draft
+from tokenmill.core import speculation
+from tokenmill.core.audit import Audit
 
 
 def made_for(folder: Path, architecture: str, **config: Any) -> Path:
@@ -108,3 +115,59 @@ def test_an_unfinished_drafter_is_named_with_its_file(tmp_path: Path) -> None:
     flags = {"speculative-algorithm": "DFLASH", "speculative-draft-model-path": str(draft)}
     (message,) = told(check_draft, asking(tmp_path, flags), "fail")
     assert f"{draft / 'model.safetensors'} is cut off" in message
+
+
+# -- while it runs -----------------------------------------------------------------------------------------------------
+def test_a_real_servers_log_of_useless_drafts_is_read() -> None:
+    """SGLang 0.5.11 on an H200, with the reference's flags and a head that was never trained."""
+    made = Audit(expected(REFERENCE))
+    made.begin(0, "0", tells=True)
+    lines = recorded.text("sglang-0.5.11-h200/hybrid-mtp-reference-flags.log").splitlines()
+    lengths = [length for line in lines if (length := speculation.told(line)) is not None]
+    assert lengths
+    assert set(lengths) == {1.0}
+    while len(made.windows[0].reports) < 200:
+        assert made.findings() == ()
+        made.report(0, lengths)
+    (found,) = made.findings()
+    assert found.kind == "speculation_useless"
+    assert "accept length 1.00" in found.text
+    assert "the flags say EAGLE with the model's own head" in found.text
+
+
+@pytest.mark.timeout(120)
+def test_a_running_server_that_accepts_no_draft_is_named_in_status_events_and_report(case: Case) -> None:
+    """Two scripted servers, whose decode reports say it; the answers are right."""
+    write_prompts(case.folder / "prompts.jsonl", 160, start=40)
+    draft = made_for(case.folder / "draft", "LlamaForCausalLMEagle3")
+    args = {
+        "slots": 4,
+        "latency-ms": 150,
+        "accept-length": 1.0,
+        "speculative-algorithm": "EAGLE",
+        "speculative-draft-model-path": str(draft),
+        "speculative-num-steps": 3,
+    }
+    case.write(engine={"args": args})
+    assert case.run("--skip", "draft") == 0, case.output()
+    status = json.loads((case.run_path / "status.json").read_text())
+    assert sorted((found["kind"], found["server"]) for found in status["findings"]) == [
+        ("speculation_useless", "0"),
+        ("speculation_useless", "1"),
+    ]
+    words = "speculation does not help, it costs; the drafter is a LlamaForCausalLMEagle3, the flags say EAGLE"
+    assert all(words in found["text"] for found in status["findings"])
+    assert case.output().count(words) == 2, "told once for each server"
+    report = json.loads((case.run_path / "report.json").read_text())
+    assert [row["kind"] for row in report["findings"]] == ["speculation_useless"] * 2
+    assert words in (case.run_path / "report.html").read_text()
+    assert case.wait(case.command("status", str(case.run_path))) == 0
+    assert case.output().count(words) == 4
+
+
+@pytest.mark.timeout(120)
+def test_a_running_server_that_does_not_speculate_at_all_is_named(case: Case) -> None:
+    write_prompts(case.folder / "prompts.jsonl", 160, start=40)
+    case.write(engine={"args": {"slots": 4, "latency-ms": 150, "speculative-algorithm": "NGRAM"}})
+    assert case.run() == 0, case.output()
+    assert case.output().count("the flags ask for NGRAM, and ") == 2

@@ -545,4 +545,18 @@ def test_servers_that_die_of_something_else_cost_no_prompt_anything() -> None:
             await made.until(30)
             assert made.outcome() == {f"p{n}": (STOP, 1) for n in range(30)}
 
+
+def test_a_server_that_is_retired_gets_no_prompt_though_it_answers_again() -> None:
+    async def scene() -> None:
+        async with Scene() as made:
+            lane = made.lane(0, capacity=2)
+            made.lane(1, capacity=2)
+            made.pump.offer(prompts(12))
+            await settle()
+            made.pump.retire(lane)
+            made.pump.resume(lane)
+            await made.until(12)
+            assert len(made.outcome()) == 12
+            assert sum(server == "s0" for what, server, _ in made.board.log if what == "begin") == 2
+
     play(scene())

@@ -400,3 +400,23 @@ def in_state(state: State, *, ever_ready: bool = False) -> Server:
 def test_a_fleet_is_hopeless_when_no_server_ever_will(servers: list[Server], count: int, hopeless: bool) -> None:
     found = core.fleet(tuple(servers))
     assert (found.ready, found.hopeless) == (count, hopeless)
+
+
+# -- a server whose answers have gone bad ------------------------------------------------------------------------------
+def test_a_server_that_goes_bad_again_before_thirty_good_minutes_is_quarantined() -> None:
+    for pause, state in ((1800.0, State.QUARANTINED), (2000.0, State.BACKOFF)):
+        server, _ = step(ready(at=0.0), failed(FailureKind.DRIFT), 100.0)
+        assert server.state is State.BACKOFF
+        server = replace(server, state=State.READY, ready_at=200.0)
+        server, actions = step(server, failed(FailureKind.DRIFT), 100.0 + pause)
+        assert server.state is state
+        assert core.Withdraw() in actions
+
+
+def test_one_of_somebody_elses_that_goes_bad_twice_is_set_aside_for_an_hour() -> None:
+    server = replace(Server(0, owned=False), state=State.READY, ready_at=0.0, gone=False)
+    server, _ = step(server, failed(FailureKind.DRIFT), 10.0)
+    assert server.retry_at < 60.0
+    server, actions = step(replace(server, state=State.READY), failed(FailureKind.DRIFT), 600.0)
+    assert server.retry_at == 600.0 + QUARANTINE
+    assert core.Kill() not in actions

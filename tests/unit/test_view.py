@@ -5,11 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from tokenmill import view
 from tokenmill.core.server import State
-from tokenmill.core.status import PromptCounts, RunStatus, ServerStatus
+from tokenmill.core.status import Finding, PromptCounts, RunStatus, ServerStatus
 from tokenmill.events import Event
 from tokenmill.view import SafeStream, View
 
@@ -102,6 +103,15 @@ def test_a_run_that_knows_nothing_yet_is_drawn(width: int) -> None:
     empty = RunStatus("r", "preflight", PromptCounts(), (), 0.0, None, None)
     assert "0 / 0" in drawn(empty, width)
     assert view.line(empty) == "preflight: 0/0 done · 0 rejected, 0 failed · 0 tok/s · 0/0 servers ready"
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_findings_stand_below_the_servers_a_line_each(width: int) -> None:
+    findings = tuple(Finding("speculation_useless", str(n), "accept length 1.00; " * 9) for n in range(6))
+    lines = drawn(replace(STATUS, findings=findings), width).splitlines()[-5:]
+    assert all(line.startswith(f"server {n}: accept length 1.00") for n, line in enumerate(lines[:4]))
+    assert all(len(line) <= width for line in lines)
+    assert lines[4].strip() == "and 2 findings more: tokenmill status"
 
 
 @pytest.mark.parametrize("state", State)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from tokenmill.core.records import Prompt, Record
+from tokenmill.core.records import Again, Prompt, Record
 from tokenmill.core.status import NodeStatus
 from tokenmill.events import Event
 
@@ -16,6 +16,7 @@ from tokenmill.events import Event
 class Results(msgspec.Struct, frozen=True):
     """What a node has for the run since the last call.
 
+    `again` are records, of these or of earlier ones, that it generates anew: each comes back as one more record.
     `template_sha256` and `first_prompt` are empty until a server has passed its canary; `ended`: nothing more comes.
     """
 
@@ -25,6 +26,7 @@ class Results(msgspec.Struct, frozen=True):
     template_sha256: str = ""
     first_prompt: str = ""
     ended: bool = False
+    again: tuple[Again, ...] = ()
 
 
 class Node(Protocol):
@@ -34,7 +36,8 @@ class Node(Protocol):
         """How many more prompts it can use now."""
 
     async def offer(self, prompts: list[Prompt]) -> None:
-        """Hands prompts over: each comes back as exactly one record, or not at all once `stop` was called."""
+        """Hands prompts over: each comes back as exactly one record, and one more for each `again`; or not at all, once
+        `stop` was called."""
 
     async def results(self) -> Results:
         """Waits for records or events, a second at most."""

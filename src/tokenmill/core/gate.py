@@ -87,6 +87,19 @@ class Gate:
         tally.failed += verdict is Verdict.FAILED and PROMPT_FAULTS.isdisjoint(names)
         tally.truncated += not TRUNCATED.isdisjoint(names)
 
+    def take_back(self, cohort: int, verdict: Verdict, labels: Iterable[str]) -> None:
+        """Forgets an ended id: another record of it is about to be counted."""
+        tally = self._tally(cohort)
+        names = tuple(labels)
+        tally.ended -= 1
+        for name in names:
+            if verdict is not Verdict.ACCEPTED or name in TRUNCATED:
+                tally.labels[name] -= 1
+        tally.labels = {name: count for name, count in tally.labels.items() if count}
+        tally.rejected -= verdict is Verdict.REJECTED
+        tally.failed -= verdict is Verdict.FAILED and PROMPT_FAULTS.isdisjoint(names)
+        tally.truncated -= not TRUNCATED.isdisjoint(names)
+
     def check(self, cohort: int) -> Alarm | None:
         """The cohort's alarm, if its verdict is inevitable by now."""
         tally = self._tally(cohort)

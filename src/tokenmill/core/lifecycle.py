@@ -256,8 +256,7 @@ def _after(server: Server, failure: Failure, mended: str, now: float) -> Step:
     told = Tell(str(failure), failure)
     match failure.restart:
         case _ if not server.owned and failure.kind is not FailureKind.WRONG_MODE:
-            server = replace(_enter(server, State.BACKOFF, now), retry_at=now + server.timing.backoff)
-            return server, (Tell(f"set aside: {failure}", failure),)
+            return _set_aside(server, failure, now), (Tell(f"set aside: {failure}", failure),)
         case Restart.NEVER:
             return _enter(server, State.FAILED, now), (told,)
         case Restart.WAIT:
@@ -271,8 +270,8 @@ def _after(server: Server, failure: Failure, mended: str, now: float) -> Step:
             told = Tell(f"{failure}; from now on {mended} for all servers", failure)
         case Restart.ONCE if failure.kind in server.once_failed:
             # A card may recover in an hour, too little memory stays too little.
-            again = failure.kind is FailureKind.DEVICE
-            return _quarantine(server, now) if again else _enter(server, State.FAILED, now), (told,)
+            lasts = failure.kind is FailureKind.MEMORY or failure.kind is FailureKind.MEMORY_WEIGHTS
+            return _enter(server, State.FAILED, now) if lasts else _quarantine(server, now), (told,)
         case Restart.ONCE:
             server = replace(_back_off(server, now), once_failed=server.once_failed | {failure.kind})
         case Restart.BACKOFF:
@@ -294,6 +293,13 @@ def then(server: Server, now: float) -> str:
         case State.FAILED:
             return "not started again: that cannot help"
     return ""
+
+
+def _set_aside(server: Server, failure: Failure, now: float) -> Server:
+    """A server of someone else's: asked again soon, or in an hour where once was too often."""
+    wait = QUARANTINE if failure.kind in server.once_failed else server.timing.backoff
+    once = {failure.kind} if failure.restart is Restart.ONCE else set()
+    return replace(_enter(server, State.BACKOFF, now), retry_at=now + wait, once_failed=server.once_failed | once)
 
 
 def _back_off(server: Server, now: float) -> Server:

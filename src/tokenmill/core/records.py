@@ -55,6 +55,19 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     attempt: int = 1
 
 
+class Again(msgspec.Struct, frozen=True, gc=False):
+    """A record that its node generates anew, since its server had gone bad: the next record of this id, with a greater
+    `attempt`, will count in its place. `labels` are those it was judged by."""
+
+    key: str
+    sample: int
+    turn: int
+    cohort: int
+    attempt: int
+    labels: tuple[str, ...]
+    output_tokens: int
+
+
 class Completion(msgspec.Struct, frozen=True, gc=False):
     """One answer of an engine, in one shape for all of them.
 

@@ -49,6 +49,7 @@ class FailureKind(StrEnum):
     WATCHDOG = "watchdog"  # its own watchdog ended it
     CRASH = "crash"
     HANG = "hang"
+    DRIFT = "went_bad"  # it works, and what it writes is bad where the other servers' is not (core/audit, core/drift)
     SHM = "shm_full"
     DISK = "disk_full"
     STORAGE = "storage"  # the files it needs cannot be read now: a mount that is away
@@ -62,7 +63,7 @@ class Restart(StrEnum):
     NEVER = "never"  # a restart would end alike
     OTHER_PORTS = "other_ports"  # at once
     LESS_MEMORY = "less_memory"  # once, with a lower fraction for all servers alike
-    ONCE = "once"  # once at most, with back-off
+    ONCE = "once"  # once in 30 good minutes, with back-off; then out of memory is final, anything else quarantined
     BACKOFF = "backoff"  # with back-off, within the budget
     WAIT = "wait"  # the surroundings' fault: with back-off, never charged
 
@@ -93,6 +94,7 @@ RESTARTS: Mapping[FailureKind, Restart] = {
     FailureKind.WATCHDOG: Restart.BACKOFF,
     FailureKind.CRASH: Restart.BACKOFF,
     FailureKind.HANG: Restart.BACKOFF,
+    FailureKind.DRIFT: Restart.ONCE,  # a second time says that it is no chance
     FailureKind.SHM: Restart.BACKOFF,
     FailureKind.DISK: Restart.WAIT,
     FailureKind.STORAGE: Restart.WAIT,

@@ -15,6 +15,11 @@ _OWN_HEAD = re.compile(r"EAGLE|NEXTN|(?:\w+_)?MTP")
 
 _NO_DRAFT = re.compile(r"NGRAM|SUFFIX|PROMPT_LOOKUP|")
 
+_TOLD = re.compile(
+    r"accept len: (\d+\.\d+)|Mean acceptance length: (\d+\.\d+)|draft acceptance = .*mean len = +(\d+\.\d+)"
+)
+"""An accept length in a log: SGLang's decode reports, vLLM's every 10 s, llama.cpp's for each request."""
+
 _HEAD = re.compile(r"(?:^|\.)(?:mtp|nextn)(?:\.|_|$)")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -54,6 +59,44 @@ def wanted(args: Mapping[str, Any]) -> Draft | None:
     if not algorithm and path:
         algorithm = "DRAFT_MODEL"
     return Draft(str(algorithm).upper(), str(path)) if algorithm else None
+
+
+def algorithm(args: Mapping[str, Any]) -> str:
+    """What any engine's arguments ask for, in a word to show; empty where they ask for no speculation."""
+    if draft := wanted(args):
+        return draft.algorithm
+    for name in ("spec-type", "spec-draft-model", "model-draft"):  # llama.cpp's
+        if args.get(name) not in (None, "", "none"):
+            return str(args[name]) if name == "spec-type" else "a draft model"
+    return ""
+
+
+def longest(args: Mapping[str, Any]) -> float | None:
+    """The longest accept length that the arguments allow: all drafted tokens and one more; None where unknown."""
+    config = args.get("speculative-config") or {}
+    if isinstance(config, str):
+        try:
+            config = json.loads(config)
+        except ValueError:
+            config = {}
+    steps = (
+        args.get("speculative-num-steps")
+        or args.get("speculative-config.num_speculative_tokens")
+        or (config.get("num_speculative_tokens") if isinstance(config, dict) else None)
+        or args.get("spec-draft-n-max")
+    )
+    if steps is not None:
+        return float(steps) + 1 if str(steps).isdigit() else None
+    drafted = str(args.get("speculative-num-draft-tokens", ""))
+    return float(drafted) if drafted.isdigit() else None
+
+
+def told(line: str) -> float | None:
+    """The accept length that a log line tells; None for the others."""
+    if "acc" not in line:
+        return None
+    found = _TOLD.search(line)
+    return float(next(group for group in found.groups() if group)) if found else None
 
 
 def has_head(tensors: Iterable[str], layers: int | None) -> bool:

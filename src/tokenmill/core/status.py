@@ -27,6 +27,15 @@ class ServerStatus(msgspec.Struct, frozen=True):
     doing: str = ""
 
 
+class Finding(msgspec.Struct, frozen=True):
+    """Something that a person should know of a server that works: a `kind` to filter by, values in `text`, a fix."""
+
+    kind: str
+    server: str
+    text: str
+    fix: str = ""
+
+
 class NodeStatus(msgspec.Struct, frozen=True):
     """`queued` are prompts that no server has begun, `credits` how many more the node can use now."""
 
@@ -37,6 +46,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     capacity: int = 0
     credits: int = 0
     tokens: int = 0
+    findings: tuple[Finding, ...] = ()
 
 
 class PromptCounts(msgspec.Struct, frozen=True):
@@ -69,3 +79,4 @@ class RunStatus(msgspec.Struct, frozen=True):
     message: str = ""
     updated: float = 0.0
     copied: float = 0.0
+    findings: tuple[Finding, ...] = ()

@@ -46,6 +46,13 @@ class Script:
     exit_at_start: bool = False
     warm_s: float = 0.0
     child: bool = False
+    # -- a server that goes bad slowly, and speculation
+    bad_after: int = -1  # then every answer is one character, 2,000 times, as after NaN in the logits
+    bad_once: str = ""  # a file: only the first server that makes it goes bad
+    accept_length: float = 0.0  # in its log, ten decode reports an answer
+    speculative_algorithm: str = ""  # these three say nothing to it
+    speculative_draft_model_path: str = ""
+    speculative_num_steps: int = 0
     # -- faults
     refuse: str = ""
     refuse_word: str = ""  # a prompt that holds it is refused

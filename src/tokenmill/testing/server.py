@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class Server:
         self._aborts: dict[str, asyncio.Event] = {}
         self._began = time.monotonic()
         self._broken = False
+        self._bad = False
 
     def app(self) -> web.Application:
         """Its routes."""
@@ -131,6 +133,11 @@ class Server:
                 return web.json_response({"error": {"message": "aborted"}}, status=400)
             if 0 <= script.exit_after < self.generations:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if script.accept_length:
+                sys.stderr.write(f"Decode batch, #running-req: 1, accept len: {script.accept_length:.2f}\n" * 10)
+                sys.stderr.flush()
+            if self._goes_bad():
+                script, thinking = replace(script, text="!" * 2000, finish="length"), False
             text = _text(script, prompt, thinking)
             self.tokens += len(text.encode("utf-8", "surrogatepass"))
             return web.json_response(reply(script, prompt, thinking), dumps=_dumps)
@@ -138,6 +145,19 @@ class Server:
             self.running -= 1
             self._aborts.pop(name, None)
             self._note({"end": name, "prompt": prompt[:200], "t": time.monotonic()})
+
+    def _goes_bad(self) -> bool:
+        script = self.script
+        if self._bad or not 0 <= script.bad_after < self.generations:
+            return self._bad
+        try:
+            if script.bad_once:
+                Path(script.bad_once).open("x").close()
+        except FileExistsError:
+            self.script = replace(script, bad_after=-1)
+            return False
+        self._bad = True
+        return True
 
     async def _fault(self, request: web.Request, prompt: str) -> web.StreamResponse | None:
         script = self.script

@@ -1,0 +1,136 @@
+"""Records that a node makes anew: stored beside the old ones, counted in their place, and the same after a restart."""
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from tests.unit.make import jsonl
+from tokenmill import dataset, prompts
+from tokenmill.cluster.base import Results
+from tokenmill.cluster.local import Encoded
+from tokenmill.collect import Collector
+from tokenmill.core.gate import Gate, Limits, Tally
+from tokenmill.core.judge import Rules
+from tokenmill.core.records import Again, Prompt, Record
+from tokenmill.core.status import NodeStatus, PromptCounts
+from tokenmill.events import EventLog
+from tokenmill.feed import Feed
+from tokenmill.folder import RunFolder
+from tokenmill.ledger import Ledger
+from tokenmill.resume import Accounts
+from tokenmill.settings import Settings
+from tokenmill.store import Store
+
+ROWS = 200
+
+
+class Moody:
+    """A node whose answers are bad now and then, and who makes some of the bad ones anew: at once, later, or twice."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.waiting: list[Prompt] = []
+        self.records: list[Record] = []
+        self.again: list[Again] = []
+        self.stopped = False
+        self.most_made = 0
+
+    async def credits(self) -> int:
+        return 7
+
+    async def offer(self, prompts: list[Prompt]) -> None:
+        self.waiting += prompts
+
+    def _make(self) -> None:
+        prompt = self.waiting.pop(self.rng.randrange(len(self.waiting)))
+        labels = self.rng.choice([(), (), ("repetition",), ("truncated_in_answer",), ("empty", "truncated_in_answer")])
+        made = Record(
+            **{
+                name: getattr(prompt, name) for name in ("key", "sample", "turn", "row", "cohort", "digest", "messages")
+            },
+            settings="s",
+            labels=labels,
+            attempt=prompt.attempt,
+            output_tokens=self.rng.randrange(100),
+            repetition=9.0 if "repetition" in labels else 1.0,
+        )
+        self.records.append(made)
+        if {"repetition", "empty"} & set(labels) and prompt.attempt < 4 and self.rng.random() < 0.7:
+            own = (made.key, made.sample, made.turn, made.cohort, made.attempt)
+            self.again.append(Again(*own, made.labels, made.output_tokens))
+            self.waiting.append(msgspec.structs.replace(prompt, attempt=prompt.attempt + 1))
+            self.most_made = max(self.most_made, prompt.attempt + 1)
+
+    async def results(self) -> Results:
+        await asyncio.sleep(0)
+        for _ in range(min(self.rng.randrange(9), len(self.waiting))):
+            self._make()
+        records, self.records = self.records, []
+        again, self.again = tuple(self.again), []
+        ended = self.stopped and not records
+        return Results(records, [], 0 if self.stopped else 7, "t", "p", ended, again)
+
+    async def status(self) -> NodeStatus:
+        return NodeStatus("", ())
+
+    async def stop(self, grace_s: float | None, keep: bool) -> None:
+        self.stopped = True
+        self.waiting.clear()
+
+
+def accounts_of(folder: RunFolder, path: Path) -> Accounts:
+    """As a start finds them."""
+    rules, gate = Rules(), Gate(Limits(cohort=20, max_rejected=1.0, max_truncated=1.0))
+    ledger = Ledger(prompts.scan(path), samples=1)
+    found = ledger.load(dataset.briefs(folder.data), rules, gate)
+    feed = Feed(path, ledger, "s", cohort=20, next_cohort=found.cohort + 1, dedup=False)
+    return Accounts(Settings("s", {}, "fake", "", {}), rules, gate, ledger, feed)
+
+
+def whole(tallies: dict[int, Tally]) -> dict[int, Tally]:
+    return {number: replace(tally, size=0, warned=False) for number, tally in tallies.items()}
+
+
+def test_totals_add_up_while_rows_are_made_anew_and_are_the_same_after_a_restart(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    path = jsonl(tmp_path / "prompts.jsonl", [{"id": f"k{n}", "prompt": f"q{n}"} for n in range(ROWS)])
+    accounts = accounts_of(folder, path)
+    node = Moody(random.Random(seed))
+
+    async def collect() -> None:
+        store = Store(folder.data, 1 << 30, lambda text, level: None)
+        collector = Collector(accounts, store, folder, EventLog(folder.events))
+
+        async def stop(grace_s: float | None) -> None:
+            await node.stop(grace_s, keep=False)
+
+        collector.stop = stop
+        async with asyncio.timeout(60):
+            await collector.run(Encoded(node))
+        await store.close(seal=False)
+
+    asyncio.run(collect())
+    accounts.feed.close()
+    assert node.most_made > 2, "the test made too few rows anew"
+    records = list(dataset.records(folder.data))
+    assert sorted(record.row for record in records) == list(range(ROWS))
+    briefs = list(dataset.briefs(folder.data))
+    assert len(briefs) > ROWS
+    current = list(dataset.current(folder.data))
+    assert sorted((brief.key, brief.labels) for brief in current) == sorted((r.key, list(r.labels)) for r in records)
+    rejected = sum(bool({"repetition", "empty"} & set(record.labels)) for record in records)
+    counts = accounts.ledger.counts()
+    assert counts == PromptCounts(ROWS, ROWS - rejected, rejected, 0, 0)
+    # What was counted on the way is what a new start counts.
+    again = accounts_of(folder, path)
+    again.feed.close()
+    assert again.ledger.counts() == counts
+    assert again.ledger.labels == accounts.ledger.labels
+    assert again.ledger.tokens == accounts.ledger.tokens == sum(record.output_tokens for record in records)
+    assert whole(again.gate.tallies) == whole(accounts.gate.tallies)
