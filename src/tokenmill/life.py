@@ -21,7 +21,7 @@ from tokenmill.config import Config
 from tokenmill.core import server as core
 from tokenmill.core.capacity import Forecast
 from tokenmill.core.server import Failure, FailureKind, State
-from tokenmill.engines.base import Engine, Sampling, ServerInfo, Spec
+from tokenmill.engines.base import Engine, Load, Sampling, ServerInfo, Spec
 from tokenmill.errors import BrokenError, PluginError, RequestError, boundary
 from tokenmill.events import Event
 from tokenmill.folder import RunFolder, ServerEntry
@@ -37,7 +37,7 @@ LOOK_S = 0.25
 """How often a server is looked at: a death must be known in less than 2 s."""
 
 METRICS_S = 2.0
-"""How often a ready server's metrics and processor time are read."""
+"""How often a ready server's metrics and processor time are read; oftener where the stall timeout is short."""
 
 MEMBERS_S = 15.0
 """How often the members of its group are counted anew: that reads all of /proc."""
@@ -84,7 +84,11 @@ class Job:
 
 
 class Life:
-    """`post` takes events; `state` tells what the server is taken for; no `entry`: it is someone else's server."""
+    """`post` takes events; `state` tells what the server is taken for; no `entry`: it is someone else's server.
+
+    Its tokens are seen by `counters` on its metrics page or, where it has none, in answers that it `streams`; `load` is
+    what that page last said.
+    """
 
     def __init__(
         self,
@@ -100,6 +104,9 @@ class Life:
         self.entry = entry
         self.info = ServerInfo()
         self.burning = False
+        self.counters = False
+        self.streams = False
+        self.load = Load()
         self._post = post
         self._state = state
         self._process = process
@@ -110,7 +117,7 @@ class Life:
         self._tasks: asyncio.TaskGroup | None = None
         self._members: tuple[float, list[int]] = (0.0, [])
         self._cpu: tuple[float, float] = (0.0, 0.0)
-        self._last_tokens: float | None = None
+        self._seen = self._last_seen = 0
         self.accept_length: float | None = None
         self._began = time.monotonic()
         self._silence = ""
@@ -188,15 +195,17 @@ class Life:
         """Asks what its state wants to know; what an answer means is the engine's to say."""
         while True:
             pause = LOOK_S
+            self._note_seen()
             with self._seam():
                 match self._state():
                     case State.STARTING:
                         await self._probe_identity()
                     case State.ANSWERING:
                         await self._probe_health()
-                    case State.READY | State.SUSPECT:
-                        pause = METRICS_S
-                        await self._probe_metrics()
+                    case State.CANARY | State.READY | State.SUSPECT:
+                        pause = min(METRICS_S, self.job.config.fleet.stall_timeout / 4)
+                        if self.counters:
+                            await self._probe_metrics()
                     case _:
                         pass
             await asyncio.sleep(pause)
@@ -247,23 +256,51 @@ class Life:
         except BrokenError as error:
             self._post(core.Failed(Failure(FailureKind.CRASH, f"{probes.info} cannot be read: {error}")))
             return
+        await self._probe_metrics()
         self._post(core.Healthy())
 
     async def _probe_metrics(self) -> None:
+        """A page may be as late as the stall timeout: llama.cpp's waits for the batch that is being computed."""
         path = self.job.engine.probes(self.spec).metrics
-        page = await self._ask(path, IDENTITY_TIMEOUT_S) if path else None
+        patience_s = max(IDENTITY_TIMEOUT_S, self.job.config.fleet.stall_timeout)
+        page = await self._ask(path, patience_s) if path else None
         if page is None:
             return
-        load = self.job.engine.load(page.decode("utf-8", "replace"))
-        if load.tokens is not None and load.tokens != self._last_tokens:
-            self._last_tokens = load.tokens
+        last, self.load = self.load, self.job.engine.load(page.decode("utf-8", "replace"))
+        if self.load.tokens is not None:
+            self.counters = True
+            if self.load.tokens != last.tokens:
+                self._post(core.Progress(strong=True))
+        if self.load.accept_length is not None:
+            self.accept_length = self.load.accept_length
+
+    def _see(self) -> None:
+        self._seen += 1
+
+    def _note_seen(self) -> None:
+        """Tokens that came in pieces, in the canary and in probes; the pump's are the supervisor's to note."""
+        if self._seen != self._last_seen:
+            self._last_seen = self._seen
             self._post(core.Progress(strong=True))
-        if load.accept_length is not None:
-            self.accept_length = load.accept_length
+
+    @property
+    def sighted(self) -> bool:
+        """Whether this server's tokens are seen as they come."""
+        return self.counters or self.streams
 
     # -- real completions --------------------------------------------------------------------------------------------
     async def canary(self, width: int, timeout_s: float) -> Passed | Failure:
         return await self._canary(width, timeout_s).run()
+
+    async def choose_sight(self, timeout_s: float) -> str:
+        """How its tokens will be seen, decided once a life; in words, empty where it has counters."""
+        why_not = "" if self.counters else await self._canary(1, timeout_s).why_not_streamed()
+        if not self.counters:
+            await self._probe_metrics()  # SGLang's counters stand on the page after the first generation
+        self.streams = not why_not and not self.counters
+        if self.streams:
+            return "it has no token counters, so its answers are streamed"
+        return "" if self.counters else f"its tokens are not seen: it has no counters, and {why_not}"
 
     async def probe_generation(self) -> str:
         """A small generation over a connection of its own; empty where it came back, else what went wrong."""
@@ -271,7 +308,8 @@ class Life:
 
     def _canary(self, width: int, timeout_s: float) -> Canary:
         job = self.job
-        return Canary(job.engine, self.spec, self.client, self.info, job.renderer, job.sampling, width, timeout_s)
+        seen = self._see if self.streams else None
+        return Canary(job.engine, self.spec, self.client, self.info, job.renderer, job.sampling, width, timeout_s, seen)
 
     # -- its end -----------------------------------------------------------------------------------------------------
     async def end(self, grace_s: float) -> list[int]:

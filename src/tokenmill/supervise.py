@@ -15,10 +15,10 @@ from tokenmill.canary import Passed
 from tokenmill.core import capacity
 from tokenmill.core import server as core
 from tokenmill.core.lifecycle import step
-from tokenmill.core.server import SERVING, Failure, FailureKind, Server, State, Timing
+from tokenmill.core.server import Failure, FailureKind, Server, State, Timing
 from tokenmill.core.status import ServerStatus
 from tokenmill.engines.base import ServerInfo
-from tokenmill.errors import BrokenError, GoneError, PluginError, PreflightError, RequestError, StoppedError
+from tokenmill.errors import BrokenError, BusyError, PluginError, PreflightError, RequestError, StoppedError
 from tokenmill.events import Event, from_thread, now
 from tokenmill.folder import ServerEntry
 from tokenmill.launch import Place
@@ -42,9 +42,6 @@ UNWATCHED_S = 1.0
 
 _NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
 """No restart mends these; a full disk or table of processes may be free again."""
-
-PROBE_PAUSE_S = 1.0
-"""Between two looks at a server in doubt."""
 
 Work = Callable[[Life], Coroutine[None, None, None]]
 
@@ -103,6 +100,7 @@ class Supervisor:
         self._living: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._passed: Passed | None = None
+        self._probing = False
         self._answers = 0
         self._rates: list[tuple[float, int]] = []
         self._left_alive = False
@@ -163,8 +161,8 @@ class Supervisor:
             self.post(core.Tick(busy=bool(self.lane and self.lane.in_flight)))
 
     def _note_answers(self, lane: Lane) -> None:
-        if lane.answers != self._answers:
-            self._answers = lane.answers
+        if (came := lane.answers + lane.seen) != self._answers:
+            self._answers = came
             self.post(core.Progress(strong=True))
         moment = time.monotonic()
         if not self._rates or moment - self._rates[-1][0] >= 1.0:
@@ -186,6 +184,8 @@ class Supervisor:
         if self.server.percent >= WEIGHTS_LOADED or self.server.state not in (State.PENDING, State.STARTING):
             self.past_weights.set()
         if self.server.state is not before:
+            if self.server.state is State.READY and self.lane is not None:
+                self.job.pump.resume(self.lane)
             self._tell("state", f"{before} → {self.server.state}")
             self.job.changed()
 
@@ -201,8 +201,8 @@ class Supervisor:
                 self._admit()
             case core.Withdraw():
                 self._withdraw()
-            case core.ProbeGeneration():
-                self._in_life(self._probe_generation)
+            case core.ProbeGeneration(after):
+                self._in_life(lambda now_living: self._probe_generation(now_living, after))
             case core.Kill():
                 self._end(0.0)
             case core.Terminate():
@@ -274,6 +274,7 @@ class Supervisor:
     def _begin(self, new: Life) -> None:
         assert self._tasks is not None
         self._end_life()
+        self._probing = False
         self._life = new
         self._living = self._tasks.create_task(new.run(), name=f"server {self.name}")
 
@@ -297,6 +298,8 @@ class Supervisor:
         return min(wanted, (self.job.most_in_flight, "open files"))
 
     async def _run_canary(self, now_living: Life) -> None:
+        if sight := await now_living.choose_sight(self.server.timing.canary_timeout):
+            self._tell("canary", sight)
         result = await now_living.canary(self._capacity[0], self.server.timing.canary_timeout)
         if isinstance(result, Failure):
             # A server that dies under the canary breaks its connections first; its exit says more, and comes now.
@@ -308,15 +311,28 @@ class Supervisor:
         self._passed = result
         self.post(core.CanaryPassed())
 
-    async def _probe_generation(self, now_living: Life) -> None:
-        words = await now_living.probe_generation()
+    async def _probe_generation(self, now_living: Life, after: float) -> None:
+        if self._probing:
+            return  # its result serves this doubt, too
+        self._probing = True
+        try:
+            await asyncio.sleep(after)
+            free = self._has_free_slot(now_living)
+            words = await now_living.probe_generation()
+        finally:
+            self._probing = False
         if not words:
             self.post(core.ProbePassed())
             return
-        failure = Failure(FailureKind.HANG, f"hangs: no answer, no token, and a small generation failed: {words}")
-        if now_living.burning:
-            await asyncio.sleep(PROBE_PAUSE_S)  # the next probe follows at once
-        self.post(core.ProbeFailed(failure, now_living.burning))
+        self.post(core.ProbeFailed(Failure(FailureKind.HANG, words), now_living.burning, free, now_living.sighted))
+
+    def _has_free_slot(self, now_living: Life) -> bool:
+        """As far as we know: others may use a server of someone else's, and its metrics may be old."""
+        lane, load = self.lane, now_living.load
+        if lane is None:
+            return True
+        slots = now_living.info.limits.running or lane.capacity
+        return max(lane.in_flight, load.running or 0) < slots and not load.queued
 
     # -- the pump ----------------------------------------------------------------------------------------------------
     def _admit(self) -> None:
@@ -333,6 +349,7 @@ class Supervisor:
             reading=self._passed.reading,
             capacity=width,
             on_trouble=self._trouble,
+            streams=self._life.streams,
             accept_length=self._passed.accept_length,
         )
         self._answers, self._rates = 0, []
@@ -347,29 +364,15 @@ class Supervisor:
         self._rates = []
 
     def _trouble(self, error: RequestError) -> None:
-        """The pump met a failure that is the server's. Its exit may be on the way; else a closer look decides."""
+        """The pump met a failure that is the server's. Its exit may be on the way; else a small generation decides."""
         if isinstance(error, BrokenError) and self.job.engine.lost(error.body):
             lines = tuple(str(error).splitlines()[:2])
             self.post(core.Failed(Failure(FailureKind.CRASH, "it says that its engine is dead", "", lines)))
         elif not self.server.owned:
-            self.post(core.Failed(Failure(FailureKind.UNREACHABLE, str(error))))
+            self.post(core.Trouble(Failure(FailureKind.UNREACHABLE, str(error))))
         else:
-            self._in_life(lambda now_living: self._look_closer(now_living, error))
-
-    async def _look_closer(self, now_living: Life, error: RequestError) -> None:
-        """Until a small generation comes back, or the server is found dead, idle, or busy for too long."""
-        deadline = time.monotonic() + self.server.timing.suspect_timeout
-        while self.server.state in SERVING:
-            await asyncio.sleep(PROBE_PAUSE_S)
-            words = await now_living.probe_generation()
-            if not words:
-                if self.lane is not None:
-                    self.job.pump.resume(self.lane)
-                return
-            if not now_living.burning or time.monotonic() > deadline:
-                kind = FailureKind.CRASH if isinstance(error, GoneError | BrokenError) else FailureKind.HANG
-                self.post(core.Failed(Failure(kind, f"{error}; and a small generation failed: {words}")))
-                return
+            kind = FailureKind.HANG if isinstance(error, BusyError) else FailureKind.CRASH
+            self.post(core.Trouble(Failure(kind, str(error))))
 
     # -- the end -----------------------------------------------------------------------------------------------------
     def _end(self, grace_s: float) -> None:

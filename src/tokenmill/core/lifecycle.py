@@ -40,6 +40,7 @@ from tokenmill.core.server import (
     Tell,
     Terminate,
     Tick,
+    Trouble,
     Watch,
     Withdraw,
 )
@@ -52,6 +53,7 @@ GOOD_WHILE = 1800.0  # 30 good minutes reset the back-off
 QUARANTINE = 3600.0  # seconds until a server that failed too often is tried again
 HOUR = 3600.0
 STORY = 20  # events that an error carries
+PROBE_PAUSE = 1.0  # seconds between two small generations of a server in doubt; its exit may be on the way
 
 
 class IllegalEvent(TokenmillError):
@@ -87,8 +89,8 @@ def step(server: Server, event: Event, now: float) -> Step:
             return _healthy(told, now)
         case CanaryPassed():
             return _canary_passed(told, now)
-        case ProbePassed() | ProbeFailed():
-            return _probed(told, event, now) if told.state is State.SUSPECT else (told, ())
+        case ProbePassed() | ProbeFailed() | Trouble():
+            return _doubt(told, event, now)
 
 
 def _remember(server: Server, event: Event, now: float) -> Server:
@@ -96,7 +98,7 @@ def _remember(server: Server, event: Event, now: float) -> Server:
 
 
 def _enter(server: Server, state: State, now: float) -> Server:
-    return replace(server, state=state, since=now, progress_at=now)
+    return replace(server, state=state, since=now, progress_at=now, doubt=None)
 
 
 def _launch(server: Server, now: float) -> Step:
@@ -124,7 +126,7 @@ def _progress(server: Server, strong: bool, now: float) -> Step:
     if not strong and server.state in SERVING:
         return server, ()  # a busy process is no answer: answers and tokens are
     server = replace(server, progress_at=now)
-    if server.state is State.SUSPECT:
+    if server.state is State.SUSPECT and server.doubt is None:
         return _enter(server, State.READY, now), (Tell("makes progress again"),)
     return server, ()
 
@@ -169,13 +171,14 @@ def _fail(server: Server, failure: Failure, now: float) -> Step:
     good = server.state in SERVING and server.ready_at is not None and now - server.ready_at >= GOOD_WHILE
     first = server.timing.backoff
     backoff = first if good else server.next_backoff or first
+    doubled = min(backoff * 2, first * BACKOFF_MOST)
     never = failure.restart is Restart.NEVER and failure.kind is not FailureKind.WRONG_MODE
     if never and server.ready_at is not None:
         failure = replace(failure, kind=FailureKind.CRASH)  # it has worked with this config
     server = replace(server, failure=failure)
     actions: tuple[Action, ...] = (Withdraw(), Kill()) if server.owned else (Withdraw(),)
     if not server.owned and failure.kind is not FailureKind.WRONG_MODE:
-        server = replace(_enter(server, State.BACKOFF, now), retry_at=now + first, gone=True)
+        server = replace(_enter(server, State.BACKOFF, now), retry_at=now + backoff, next_backoff=doubled, gone=True)
         return server, (*actions, Tell(f"set aside: {failure}", failure))
     out_of_memory = server.memory_failures + (failure.restart in (Restart.ONCE, Restart.LESS_MEMORY))
     if failure.restart is Restart.NEVER or out_of_memory > 1:
@@ -192,7 +195,6 @@ def _fail(server: Server, failure: Failure, now: float) -> Step:
             Tell(f"failed {len(charged)} times in an hour; tried again in 1 h: {failure}", failure),
         )
     wait = 0.0 if failure.kind is FailureKind.PORT else backoff
-    doubled = min(backoff * 2, first * BACKOFF_MOST)
     server = replace(_enter(server, State.BACKOFF, now), retry_at=now + wait, next_backoff=doubled)
     then = f"started again in {wait:.0f} s" if wait else "started again at once, on other ports"
     return server, (*actions, Tell(f"{failure}; {then}", failure))
@@ -208,8 +210,9 @@ def _tick(server: Server, tick: Tick, now: float) -> Step:
         return _tick_canary(server, now)
     if server.state is State.READY:
         return _tick_ready(server, tick, now)
-    if server.state is State.SUSPECT and now - server.since > timing.suspect_timeout:
-        return _fail(server, _hang(f"busy, but no answer and no token for {now - server.progress_at:.0f} s"), now)
+    if server.state is State.SUSPECT and now - max(server.since, server.progress_at) > timing.suspect_timeout:
+        silent = _hang(f"busy, but no answer and no token for {now - server.progress_at:.0f} s")
+        return _fail(server, server.doubt or silent, now)
     return server, ()
 
 
@@ -248,12 +251,34 @@ def _hang(cause: str) -> Failure:
     return Failure(FailureKind.HANG, cause)
 
 
+def _doubt(server: Server, event: ProbePassed | ProbeFailed | Trouble, now: float) -> Step:
+    if isinstance(event, Trouble):
+        return _trouble(server, event.failure, now)
+    return _probed(server, event, now) if server.state is State.SUSPECT else (server, ())
+
+
 def _probed(server: Server, event: ProbePassed | ProbeFailed, now: float) -> Step:
+    """A failed probe decides where a slot was free for it; where none was, the tokens of what holds the slots do."""
     if isinstance(event, ProbePassed):
         return _enter(server, State.READY, now), (Tell("answers again"),)
-    if event.burning:
-        return server, (ProbeGeneration(),)
-    return _fail(server, event.failure, now)
+    silent = now - server.progress_at > server.timing.stall_timeout
+    if event.burning or not (event.free or (event.sighted and silent)):
+        return server, (ProbeGeneration(PROBE_PAUSE),)
+    failure = event.failure
+    if server.doubt is not None:
+        failure = replace(server.doubt, cause=f"{server.doubt.cause}; and a small generation failed: {failure.cause}")
+    else:
+        failure = replace(failure, cause=f"hangs: no answer, no token, and a small generation failed: {failure.cause}")
+    return _fail(server, failure, now)
+
+
+def _trouble(server: Server, failure: Failure, now: float) -> Step:
+    if server.state is State.READY:
+        suspect = replace(server, state=State.SUSPECT, since=now, doubt=failure)
+        return suspect, (ProbeGeneration(PROBE_PAUSE), Tell(f"in doubt: {failure}"))
+    if server.state is State.SUSPECT and server.doubt is None:
+        return replace(server, doubt=failure), ()
+    return server, ()
 
 
 def _illegal(server: Server, event: str) -> Step:

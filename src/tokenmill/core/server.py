@@ -15,7 +15,7 @@ class State(StrEnum):
     ANSWERING = "answering"  # the right server answers; it does not generate yet
     CANARY = "canary"  # real completions are on their way through the production path
     READY = "ready"  # takes prompts
-    SUSPECT = "suspect"  # has work, shows no progress; a small generation decides
+    SUSPECT = "suspect"  # has work and shows no progress, or failed the pump; a small generation decides
     STOPPING = "stopping"  # being ended on request
     STOPPED = "stopped"  # gone, as asked
     BACKOFF = "backoff"  # a restart is scheduled
@@ -170,10 +170,20 @@ class ProbePassed:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFailed:
-    """It did not. `burning`: the server's processes use processor time, so it may be compiling."""
+    """It did not. `burning`: the server's processes use processor time, so it may be compiling. `free`: a slot was
+    free for it. `sighted`: tokens of this server are seen as they come, by counters or in streams."""
 
     failure: Failure
     burning: bool
+    free: bool = True
+    sighted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """The pump met a failure that is the server's; what the server is taken for if a small generation fails, too."""
+
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +220,7 @@ Event = (
     | CanaryPassed
     | ProbePassed
     | ProbeFailed
+    | Trouble
     | Failed
     | Tick
     | Stop
@@ -248,7 +259,9 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class ProbeGeneration:
-    pass
+    """Ask for a small generation, `after` so many seconds."""
+
+    after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +287,8 @@ Action = Spawn | Watch | RunCanary | Admit | Withdraw | ProbeGeneration | Kill |
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server's state. `since` is when the state began, `progress_at` the last evidence, `life` the starts."""
+    """One server's state. `since` is when the state began, `progress_at` the last evidence, `life` the starts,
+    `doubt` the trouble that made it SUSPECT, None where it was silence."""
 
     index: int
     timing: Timing = field(default_factory=Timing)
@@ -294,6 +308,7 @@ class Server:
     fresh_ports: bool = False
     ready_at: float | None = None
     failure: Failure | None = None
+    doubt: Failure | None = None
     story: tuple[str, ...] = ()
 
     @property
