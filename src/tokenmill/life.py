@@ -86,8 +86,8 @@ class Job:
 class Life:
     """`post` takes events; `state` tells what the server is taken for; no `entry`: it is someone else's server.
 
-    Its tokens are seen by `counters` on its metrics page or, where it has none, in answers that it `streams`; `load` is
-    what that page last said.
+    Its tokens are seen by `counters`, once its metrics page has shown that they move, or in answers that it `streams`;
+    `load` is what that page last said. `sight` is in words which, empty until it was decided.
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class Life:
         self.burning = False
         self.counters = False
         self.streams = False
-        self.load = Load()
+        self.sight = ""
+        self.load: Load | None = None
         self._post = post
         self._state = state
         self._process = process
@@ -204,8 +205,7 @@ class Life:
                         await self._probe_health()
                     case State.CANARY | State.READY | State.SUSPECT:
                         pause = min(METRICS_S, self.job.config.fleet.stall_timeout / 4)
-                        if self.counters:
-                            await self._probe_metrics()
+                        await self._probe_metrics()
                     case _:
                         pass
             await asyncio.sleep(pause)
@@ -261,16 +261,15 @@ class Life:
 
     async def _probe_metrics(self) -> None:
         """A page may be as late as the stall timeout: llama.cpp's waits for the batch that is being computed."""
-        path = self.job.engine.probes(self.spec).metrics
+        path = "" if self.streams else self.job.engine.probes(self.spec).metrics
         patience_s = max(IDENTITY_TIMEOUT_S, self.job.config.fleet.stall_timeout)
         page = await self._ask(path, patience_s) if path else None
         if page is None:
             return
         last, self.load = self.load, self.job.engine.load(page.decode("utf-8", "replace"))
-        if self.load.tokens is not None:
-            self.counters = True
-            if self.load.tokens != last.tokens:
-                self._post(core.Progress(strong=True))
+        if self.load.tokens is not None and last is not None and self.load.tokens != last.tokens:
+            self.counters = True  # some pages never move
+            self._post(core.Progress(strong=True))
         if self.load.accept_length is not None:
             self.accept_length = self.load.accept_length
 
@@ -290,21 +289,32 @@ class Life:
 
     # -- real completions --------------------------------------------------------------------------------------------
     async def canary(self, width: int, timeout_s: float) -> Passed | Failure:
-        return await self._canary(width, timeout_s).run()
+        """Streamed where there are no counters; where they did not move in the canary, from now on."""
+        if self.load is None or self.load.tokens is None:
+            await self._choose_sight(timeout_s)
+        result = await self._canary(width, timeout_s).run()
+        if not self.sight and isinstance(result, Passed):
+            await self._choose_sight(timeout_s)
+        return result
 
-    async def choose_sight(self, timeout_s: float) -> str:
-        """How its tokens will be seen, decided once a life; in words, empty where it has counters."""
+    async def _choose_sight(self, timeout_s: float) -> None:
+        """How its tokens will be seen; decided once a life."""
+        await self._probe_metrics()
         why_not = "" if self.counters else await self._canary(1, timeout_s).why_not_streamed()
         if not self.counters:
             await self._probe_metrics()  # SGLang's counters stand on the page after the first generation
         self.streams = not why_not and not self.counters
-        if self.streams:
-            return "it has no token counters, so its answers are streamed"
-        return "" if self.counters else f"its tokens are not seen: it has no counters, and {why_not}"
+        if self.counters:
+            self.sight = "its token counters move"
+        elif self.streams:
+            self.sight = "it has no token counters, so its answers are streamed"
+        else:
+            self.sight = f"its tokens are not seen: it has no counters, and {why_not}"
 
     async def probe_generation(self) -> str:
         """A small generation over a connection of its own; empty where it came back, else what went wrong."""
-        return await self._canary(1, PROBE_TIMEOUT_S).probe(PROBE_TIMEOUT_S)
+        patience_s = min(PROBE_TIMEOUT_S, self.job.config.fleet.stall_timeout)
+        return await self._canary(1, patience_s).probe(patience_s)
 
     def _canary(self, width: int, timeout_s: float) -> Canary:
         job = self.job

@@ -298,8 +298,6 @@ class Supervisor:
         return min(wanted, (self.job.most_in_flight, "open files"))
 
     async def _run_canary(self, now_living: Life) -> None:
-        if sight := await now_living.choose_sight(self.server.timing.canary_timeout):
-            self._tell("canary", sight)
         result = await now_living.canary(self._capacity[0], self.server.timing.canary_timeout)
         if isinstance(result, Failure):
             # A server that dies under the canary breaks its connections first; its exit says more, and comes now.
@@ -308,6 +306,8 @@ class Supervisor:
             return
         if result.warning:
             self._tell("canary", result.warning, "warn")
+        if not now_living.counters:
+            self._tell("canary", now_living.sight)
         self._passed = result
         self.post(core.CanaryPassed())
 
@@ -332,7 +332,9 @@ class Supervisor:
         if lane is None:
             return True
         slots = now_living.info.limits.running or lane.capacity
-        return max(lane.in_flight, load.running or 0) < slots and not load.queued
+        if load is not None and load.queued:
+            return False
+        return max(lane.in_flight, load.running or 0 if load is not None else 0) < slots
 
     # -- the pump ----------------------------------------------------------------------------------------------------
     def _admit(self) -> None:

@@ -186,14 +186,14 @@ class ChatStream(Stream):
                 self._add(piece)
 
     def _add(self, piece: _Piece) -> None:
-        delta, ids = piece.delta or _Delta(), bytes(as_ids(piece.token_ids))
+        delta, ids = piece.delta or _Delta(), as_ids(piece.token_ids)
         came = ids != NULL or delta.tool_calls != NULL
         for name, texts in self._message.items():
             if text := getattr(delta, name):
                 texts.append(text)
                 came = True
         if ids != NULL:
-            self._ids.append(ids[1:-1])
+            self._ids.append(bytes(ids)[1:-1])
         if piece.prompt_token_ids != NULL:
             self._prompt_ids = piece.prompt_token_ids
         self._finish = piece.finish_reason or self._finish

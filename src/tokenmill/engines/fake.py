@@ -60,8 +60,8 @@ class Fake(OpenAI):
         return Forecast(Limits(given.number("slots") or 16, "slots"))
 
     def load(self, metrics: str) -> Load:
-        found = values(metrics, "fake:running", "fake:tokens_total")
-        return Load(running=whole(found.get("fake:running", 0.0)), queued=0, tokens=found.get("fake:tokens_total"))
+        running, queued, tokens = map(values(metrics, *_GAUGES).get, _GAUGES)
+        return Load(running=whole(running), queued=whole(queued), tokens=tokens)
 
     def phase(self, line: str) -> Phase | None:
         return _vllm.phase(line)
@@ -78,4 +78,5 @@ class Fake(OpenAI):
         return None
 
 
+_GAUGES = ("fake:running", "fake:queued", "fake:tokens_total")
 _RULES = ((r"out of memory", FailureKind.MEMORY, "out of memory, as scripted", ""), *COMMON_RULES)
