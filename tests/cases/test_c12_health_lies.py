@@ -83,10 +83,6 @@ def test_an_engine_that_stops_behind_its_pages_with_every_slot_full_is_found(cas
 def test_a_healthy_server_whose_slots_hold_long_thoughts_is_left_alone(case: Case, times: int) -> None:
     """Full, so that a probe waits: at addresses with counters, streamed, and where nothing can be seen."""
     kinds: list[dict[str, Any]] = [{}, {"no_metrics": True}, {"no_metrics": True, "stream": "ignored"}]
-        "counters": {},
-        "streamed": {"no_metrics": True},
-        "unseen": {"no_metrics": True, "stream": "ignored"},
-    }
     stall_s = 1.5
     case.write(
         model={"name": "m"},

@@ -1,5 +1,7 @@
 """Server-sent events out of bytes that were cut anywhere."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +18,7 @@ FOUND = [b'{"a":"\xc3\xbc"}', b'{"b":\n2}', b"[DONE]"]
 def test_events_are_the_same_however_they_were_cut(cuts: list[int]) -> None:
     """Inside a character, between \\r and \\n, without the last empty line."""
     events, found, places = Events(), list[bytes](), sorted({0, *cuts, len(WIRE)})
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in pairwise(places):
         found += events.feed(WIRE[start:end])
     assert [*found, *events.end()] == FOUND
 
