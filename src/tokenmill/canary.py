@@ -128,18 +128,24 @@ class Canary:
 
     @property
     def _small(self) -> Sampling:
-        return replace(self.sampling, max_tokens=PROBE_TOKENS, extra={})
+        return replace(self.sampling, max_tokens=min(PROBE_TOKENS, self.sampling.max_tokens), extra={})
 
-    async def why_not_streamed(self) -> str:
+    async def why_not_streamed(self, seen: Callable[[], None]) -> str:
         """Why its answers are not to be streamed; empty where streamed ones hold all that whole ones do."""
-        seen: list[None] = []
+        count = 0
+
+        def noted() -> None:
+            nonlocal count
+            count += 1
+            seen()
+
         try:
+            pieces = await self._ask(prompts()[0], self._small, self.timeout_s, noted)
+            if not count:
+                return "it does not stream"
             whole = await self._ask(prompts()[0], self._small, self.timeout_s, None)
-            pieces = await self._ask(prompts()[0], self._small, self.timeout_s, lambda: seen.append(None))
         except (RequestError, BadPromptError) as error:
             return str(error)
-        if not seen:
-            return "it does not stream"
         for name in ("output_ids", "prompt_ids"):
             if getattr(whole, name) != NULL == getattr(pieces, name):
                 return f"streamed answers hold no {name}"

@@ -287,6 +287,11 @@ class Life:
         """Whether this server's tokens are seen as they come."""
         return self.counters or self.streams
 
+    @property
+    def blind(self) -> bool:
+        """Whether nothing at all would show that it works: no process of ours, no stream, no counter on its page."""
+        return self.entry is None and not self.streams and (self.load is None or self.load.tokens is None)
+
     # -- real completions --------------------------------------------------------------------------------------------
     async def canary(self, width: int, timeout_s: float) -> Passed | Failure:
         """Streamed where there are no counters; where they did not move in the canary, from now on."""
@@ -300,7 +305,7 @@ class Life:
     async def _choose_sight(self, timeout_s: float) -> None:
         """How its tokens will be seen; decided once a life."""
         await self._probe_metrics()
-        why_not = "" if self.counters else await self._canary(1, timeout_s).why_not_streamed()
+        why_not = "" if self.counters else await self._canary(1, timeout_s).why_not_streamed(self._see)
         if not self.counters:
             await self._probe_metrics()  # SGLang's counters stand on the page after the first generation
         self.streams = not why_not and not self.counters

@@ -158,7 +158,8 @@ class Supervisor:
             await asyncio.sleep(LOOK_S)
             if self.lane is not None:
                 self._note_answers(self.lane)
-            self.post(core.Tick(busy=bool(self.lane and self.lane.in_flight)))
+            busy = bool(self.lane and self.lane.in_flight)
+            self.post(core.Tick(busy, blind=self._life is not None and self._life.blind))
 
     def _note_answers(self, lane: Lane) -> None:
         if (came := lane.answers + lane.seen) != self._answers:
@@ -201,6 +202,8 @@ class Supervisor:
                 self._admit()
             case core.Withdraw():
                 self._withdraw()
+                if not self.server.owned:
+                    self._end_life()  # nothing is asked of it while it is set aside
             case core.ProbeGeneration(after):
                 self._in_life(lambda now_living: self._probe_generation(now_living, after))
             case core.Kill():

@@ -209,6 +209,14 @@ def test_silence_before_ready_is_a_hang(steps: int) -> None:
     assert (silent.state, silent.failure.kind) == (State.BACKOFF, FailureKind.HANG)
 
 
+def test_a_canary_of_a_server_that_shows_nothing_is_waited_for() -> None:
+    """Someone else's, without counters and streams: a canary of 512 tokens may well take longer than a stall."""
+    server, _ = play(FOREIGN, *UP[:3])
+    assert play(server, core.Tick(blind=True), at=600.0)[0].state is State.CANARY
+    assert play(server, core.Tick(blind=False), at=600.0)[0].state is State.BACKOFF
+    assert play(server, core.Tick(blind=True), at=TIMING.canary_timeout + 1)[0].state is State.BACKOFF
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_a_start_that_works_on_and_on_ends_at_its_timeout(steps: int) -> None:
     server, at = play(NEW, *UP[:steps])[0], 0.0

@@ -17,6 +17,7 @@ UPWARD: list[core.Event] = [core.Answered(), core.Healthy(), core.CanaryPassed()
 EVENTS: list[core.Event] = [
     *UPWARD,
     core.Tick(),
+    core.Tick(busy=True, blind=True),
     core.ProbePassed(),
     core.Progress(strong=True),
     core.Progress(strong=False),

@@ -207,7 +207,7 @@ def _tick(server: Server, tick: Tick, now: float) -> Step:
     if server.state in (State.STARTING, State.ANSWERING):
         return _tick_start(server, now)
     if server.state is State.CANARY:
-        return _tick_canary(server, now)
+        return _tick_canary(server, tick, now)
     if server.state is State.READY:
         return _tick_ready(server, tick, now)
     if server.state is State.SUSPECT and now - max(server.since, server.progress_at) > timing.suspect_timeout:
@@ -216,11 +216,11 @@ def _tick(server: Server, tick: Tick, now: float) -> Step:
     return server, ()
 
 
-def _tick_canary(server: Server, now: float) -> Step:
+def _tick_canary(server: Server, tick: Tick, now: float) -> Step:
     timing = server.timing
     if now - server.since > timing.canary_timeout:
         return _fail(server, _hang(f"the canary took longer than {timing.canary_timeout:.0f} s"), now)
-    if now - server.progress_at > timing.stall_timeout:
+    if now - server.progress_at > timing.stall_timeout and not tick.blind:
         return _fail(server, _hang(f"silent and idle for {timing.stall_timeout:.0f} s in the canary"), now)
     return server, ()
 

@@ -195,9 +195,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """`busy`: requests are in flight, so silence means something."""
+    """`busy`: requests are in flight, so silence means something. `blind`: nothing would show that it works."""
 
     busy: bool = False
+    blind: bool = False
 
 
 @dataclass(frozen=True, slots=True)

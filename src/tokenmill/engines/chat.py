@@ -150,7 +150,9 @@ class ChatStream(Stream):
         self._begun = False
         self._events = Events()
         self._whole: list[bytes] = []
-        self._message: dict[str, list[str]] = {"content": [], "reasoning_content": [], "reasoning": []}
+        self._content: list[str] = []
+        self._reasoning_content: list[str] = []
+        self._reasoning: list[str] = []
         self._ids: list[bytes] = []
         self._prompt_ids = NULL
         self._usage: _Usage | None = None
@@ -186,14 +188,18 @@ class ChatStream(Stream):
                 self._add(piece)
 
     def _add(self, piece: _Piece) -> None:
-        delta, ids = piece.delta or _Delta(), as_ids(piece.token_ids)
-        came = ids != NULL or delta.tool_calls != NULL
-        for name, texts in self._message.items():
-            if text := getattr(delta, name):
-                texts.append(text)
-                came = True
-        if ids != NULL:
+        came = False
+        if (delta := piece.delta) is not None:
+            came = bool(delta.content or delta.reasoning or delta.reasoning_content) or delta.tool_calls != NULL
+            if delta.content:
+                self._content.append(delta.content)
+            if delta.reasoning:
+                self._reasoning.append(delta.reasoning)
+            if delta.reasoning_content:
+                self._reasoning_content.append(delta.reasoning_content)
+        if piece.token_ids is not NULL and (ids := as_ids(piece.token_ids)) != NULL:
             self._ids.append(bytes(ids)[1:-1])
+            came = True
         if piece.prompt_token_ids != NULL:
             self._prompt_ids = piece.prompt_token_ids
         self._finish = piece.finish_reason or self._finish
@@ -207,7 +213,7 @@ class ChatStream(Stream):
             self._take(event)
         if not self._finish or not (self._done or self._usage):
             raise BrokenError("the stream ended before the answer did")
-        message = _Message(**{name: "".join(texts) for name, texts in self._message.items()})
+        message = _Message("".join(self._content), "".join(self._reasoning_content), "".join(self._reasoning))
         ids = msgspec.Raw(b"[%b]" % b",".join(self._ids)) if self._ids else NULL
         if self._usage and self._usage.completion_tokens not in (0, bytes(ids).count(b",") + 1):
             ids = NULL  # some were in no event: not all the ids are none
