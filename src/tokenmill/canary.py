@@ -22,7 +22,7 @@ from tokenmill.core.records import NULL, Completion
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.core.stream import Streaming
 from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec
-from tokenmill.errors import BadPromptError, BrokenError, RequestError
+from tokenmill.errors import BadPromptError, BrokenError, LateError, RequestError
 from tokenmill.render import Renderer, fit
 
 MAX_TOKENS = 512
@@ -115,16 +115,16 @@ class Canary:
             raise BrokenError(f"finish reason {answer.finish_reason!r}")
         return answer
 
-    async def probe(self, timeout_s: float) -> str:
-        """A small generation over a connection of its own; empty where it came back, else what went wrong."""
+    async def probe(self, timeout_s: float) -> RequestError | BadPromptError | None:
+        """A small generation over a connection of its own; None where it came back, else what went wrong."""
         try:
             async with asyncio.timeout(timeout_s):  # rendering is asked of the server, too
                 await self._ask(prompts()[0], self._small, timeout_s, self.seen)
         except TimeoutError:
-            return f"no answer within {timeout_s:.0f} s"
+            return LateError(f"no answer within {timeout_s:.0f} s")
         except (RequestError, BadPromptError) as error:
-            return str(error)
-        return ""
+            return error
+        return None
 
     @property
     def _small(self) -> Sampling:

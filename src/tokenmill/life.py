@@ -4,6 +4,7 @@ A life only reports: what it sees becomes events for core/lifecycle, which decid
 """
 
 import asyncio
+import dataclasses
 import shutil
 import subprocess
 import time
@@ -22,7 +23,7 @@ from tokenmill.core import server as core
 from tokenmill.core.capacity import Forecast
 from tokenmill.core.server import Failure, FailureKind, State
 from tokenmill.engines.base import Engine, Load, Sampling, ServerInfo, Spec
-from tokenmill.errors import BrokenError, PluginError, RequestError, boundary
+from tokenmill.errors import BadPromptError, BrokenError, PluginError, RequestError, boundary
 from tokenmill.events import Event
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Pump
@@ -265,6 +266,8 @@ class Life:
         patience_s = max(IDENTITY_TIMEOUT_S, self.job.config.fleet.stall_timeout)
         page = await self._ask(path, patience_s) if path else None
         if page is None:
+            if self.load is not None:  # its slots may be free by now
+                self.load = dataclasses.replace(self.load, running=None, queued=None)
             return
         last, self.load = self.load, self.job.engine.load(page.decode("utf-8", "replace"))
         if self.load.tokens is not None and last is not None and self.load.tokens != last.tokens:
@@ -316,8 +319,8 @@ class Life:
         else:
             self.sight = f"its tokens are not seen: it has no counters, and {why_not}"
 
-    async def probe_generation(self) -> str:
-        """A small generation over a connection of its own; empty where it came back, else what went wrong."""
+    async def probe_generation(self) -> RequestError | BadPromptError | None:
+        """A small generation over a connection of its own; None where it came back, else what went wrong."""
         patience_s = min(PROBE_TIMEOUT_S, self.job.config.fleet.stall_timeout)
         return await self._canary(1, patience_s).probe(patience_s)
 

@@ -18,7 +18,7 @@ from tokenmill.core.lifecycle import step
 from tokenmill.core.server import Failure, FailureKind, Server, State, Timing
 from tokenmill.core.status import ServerStatus
 from tokenmill.engines.base import ServerInfo
-from tokenmill.errors import BrokenError, BusyError, PluginError, PreflightError, RequestError, StoppedError
+from tokenmill.errors import BrokenError, BusyError, GoneError, PluginError, PreflightError, RequestError, StoppedError
 from tokenmill.events import Event, from_thread, now
 from tokenmill.folder import ServerEntry
 from tokenmill.launch import Place
@@ -321,13 +321,14 @@ class Supervisor:
         try:
             await asyncio.sleep(after)
             free = self._has_free_slot(now_living)
-            words = await now_living.probe_generation()
+            error = await now_living.probe_generation()
         finally:
             self._probing = False
-        if not words:
+        if error is None:
             self.post(core.ProbePassed())
             return
-        self.post(core.ProbeFailed(Failure(FailureKind.HANG, words), now_living.burning, free, now_living.sighted))
+        free = free or isinstance(error, GoneError)  # it never got as far as a slot
+        self.post(core.ProbeFailed(Failure(FailureKind.HANG, str(error)), now_living.burning, free, now_living.sighted))
 
     def _has_free_slot(self, now_living: Life) -> bool:
         """As far as we know: others may use a server of someone else's, and its metrics may be old."""

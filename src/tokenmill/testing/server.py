@@ -72,6 +72,7 @@ class Server:
 
     # -- pages -------------------------------------------------------------------------------------------------------
     async def health(self, request: web.Request) -> web.Response:
+        """200, before it is warm and after `health_fails_after` 503; whether the engine works or not."""
         fails = 0 <= self.script.health_fails_after < self.generations
         return web.Response(status=200 if self._warm and not fails else 503)
 
