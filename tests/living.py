@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenmill import configfile, life, plugins
+from tokenmill import configfile, plugins
+from tokenmill import job as jobs
 from tokenmill.attempt import Orders
 from tokenmill.core import server as core
 from tokenmill.core.judge import Rules
@@ -18,8 +19,9 @@ from tokenmill.ending import Ending, Sensors
 from tokenmill.engines.base import Sampling
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Pump
+from tokenmill.job import Job, LastStart
 from tokenmill.launch import Place
-from tokenmill.life import Job, LastStart, Life
+from tokenmill.life import Life
 from tokenmill.machine import group, ports
 from tokenmill.render import renderer_for
 from tokenmill.staging.staged import Staged
@@ -95,7 +97,7 @@ class Living:
 async def begun(of: Job, port: int, gpus: tuple[int, ...] = ()) -> AsyncIterator[Living]:
     """Its process, and the life that watches it, for the scope; whatever it leaves is ended."""
     where = ports.Ports(port, ports.assign(port, 1)[0].internal)
-    spec, entry, process = life.spawn(of, Place(0, gpus), where, lambda known: None)
+    spec, entry, process = jobs.spawn(of, Place(0, gpus), where, lambda known: None)
 
     def noted(entry: ServerEntry) -> None:
         found.entry = entry

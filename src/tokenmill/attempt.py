@@ -17,6 +17,7 @@ from tokenmill.core import judge
 from tokenmill.core.judge import Reading, Rules
 from tokenmill.core.records import NULL, Completion, Label, Prompt, Record
 from tokenmill.core.records import failed as failed_record
+from tokenmill.core.stream import Streaming
 from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec
 from tokenmill.errors import BadPromptError, BrokenError, RefusedError, RequestError
 from tokenmill.render import fit
@@ -43,6 +44,7 @@ class Lane:
 
     `refused_since` is when it began to refuse whatever it is asked, None while it does not. `died`: it is closed
     because it did, with what it had in flight. `leaving`: it has gone bad, and takes no prompt any more.
+    `streams`: its answers come in pieces, and `seen` counts those that carried tokens.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Lane:
     reading: Reading
     capacity: int
     on_trouble: Callable[[RequestError], None]
+    streams: bool = False
+    seen: int = 0
     in_flight: int = 0
     answers: int = 0
     tokens: int = 0
@@ -64,6 +68,9 @@ class Lane:
     leaving: bool = False
     accept_length: float | None = None
     slots: set["asyncio.Task[None]"] = field(default_factory=set)
+
+    def note_tokens(self) -> None:
+        self.seen += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +125,20 @@ class Attempts:
             thinking=orders.thinking,
             seed=_seed(orders.seed, prompt),
         )
+        asked, stream = request.body, None
+        if lane.streams and isinstance(lane.engine, Streaming):
+            asked, stream = lane.engine.streamed(asked, lane.note_tokens)
+        limit_s = self.limit_s(sampling.max_tokens)
         try:
-            body = await lane.client.post(request.path, request.body, timeout_s=self.limit_s(sampling.max_tokens))
+            take = stream.feed if stream is not None else None
+            body = await lane.client.post(request.path, asked, timeout_s=limit_s, take=take)
         except RefusedError as error:
             refused: Label = "prompt_too_long" if lane.engine.too_long(str(error)) else "request_refused"
             return self.failed(prompt, refused, str(error), lane, started)
         seconds = time.monotonic() - begun
         if self._room is not None:
             await self._room()
-        completion = lane.engine.decode(body)
+        completion = lane.engine.decode(body) if stream is None else stream.completion()
         if completion.finish_reason not in ("stop", "length"):
             raise BrokenError(f"finish reason {completion.finish_reason!r}")
         self._note(lane, completion, seconds)

@@ -8,6 +8,7 @@ or none (off); being cut off is no failure. The user's prompts are never used.
 import asyncio
 import json
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Annotated
@@ -19,8 +20,9 @@ from tokenmill.core import judge
 from tokenmill.core.judge import Reading, Rules
 from tokenmill.core.records import NULL, Completion
 from tokenmill.core.server import Failure, FailureKind
+from tokenmill.core.stream import Streaming
 from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec
-from tokenmill.errors import BadPromptError, BrokenError, RequestError
+from tokenmill.errors import BadPromptError, BrokenError, LateError, RequestError
 from tokenmill.render import Renderer, fit
 
 MAX_TOKENS = 512
@@ -47,7 +49,8 @@ def prompts() -> list[msgspec.Raw]:
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """One server's canary; `width` completions at once, each limited to `timeout_s`."""
+    """One server's canary; `width` completions at once, each limited to `timeout_s`. With `seen` they are streamed, and
+    it is called for each piece that carries tokens."""
 
     engine: Engine
     spec: Spec
@@ -57,6 +60,7 @@ class Canary:
     sampling: Sampling
     width: int
     timeout_s: float
+    seen: Callable[[], None] | None = None
 
     async def run(self) -> Passed | Failure:
         """The verdict. A failure of kind WRONG_MODE is the model's or the config's: a restart cannot mend it."""
@@ -85,11 +89,13 @@ class Canary:
     async def _one(self, messages: msgspec.Raw) -> Completion | str:
         sampling = replace(self.sampling, max_tokens=min(MAX_TOKENS, self.sampling.max_tokens))
         try:
-            return await self._ask(messages, sampling, self.timeout_s)
+            return await self._ask(messages, sampling, self.timeout_s, self.seen)
         except (RequestError, BadPromptError) as error:
             return str(error)
 
-    async def _ask(self, messages: msgspec.Raw, sampling: Sampling, timeout_s: float) -> Completion:
+    async def _ask(
+        self, messages: msgspec.Raw, sampling: Sampling, timeout_s: float, seen: Callable[[], None] | None
+    ) -> Completion:
         rendered = await self.renderer.render(messages, NULL, self.client)
         request = self.engine.encode(
             self.spec,
@@ -99,21 +105,51 @@ class Canary:
             thinking=self.renderer.thinking,
             seed=None,
         )
-        answer = self.engine.decode(await self.client.post_fresh(request.path, request.body, timeout_s=timeout_s))
+        asked, stream = request.body, None
+        if seen is not None and isinstance(self.engine, Streaming):
+            asked, stream = self.engine.streamed(asked, seen)
+        take = stream.feed if stream is not None else None
+        body = await self.client.post_fresh(request.path, asked, timeout_s=timeout_s, take=take)
+        answer = self.engine.decode(body) if stream is None else stream.completion()
         if answer.finish_reason not in ("stop", "length"):
             raise BrokenError(f"finish reason {answer.finish_reason!r}")
         return answer
 
-    async def probe(self, timeout_s: float) -> str:
-        """A small generation over a connection of its own; empty where it came back, else what went wrong."""
+    async def probe(self, timeout_s: float) -> RequestError | BadPromptError | None:
+        """A small generation over a connection of its own; None where it came back, else what went wrong."""
         try:
             async with asyncio.timeout(timeout_s):  # rendering is asked of the server, too
-                await self._ask(prompts()[0], replace(self.sampling, max_tokens=PROBE_TOKENS, extra={}), timeout_s)
+                await self._ask(prompts()[0], self._small, timeout_s, self.seen)
         except TimeoutError:
-            return f"no answer within {timeout_s:.0f} s"
+            return LateError(f"no answer within {timeout_s:.0f} s")
+        except (RequestError, BadPromptError) as error:
+            return error
+        return None
+
+    @property
+    def _small(self) -> Sampling:
+        return replace(self.sampling, max_tokens=min(PROBE_TOKENS, self.sampling.max_tokens), extra={})
+
+    async def why_not_streamed(self, seen: Callable[[], None]) -> str:
+        """Why its answers are not to be streamed; empty where streamed ones hold all that whole ones do."""
+        count = 0
+
+        def noted() -> None:
+            nonlocal count
+            count += 1
+            seen()
+
+        try:
+            pieces = await self._ask(prompts()[0], self._small, self.timeout_s, noted)
+            if not count:
+                return "it does not stream"
+            whole = await self._ask(prompts()[0], self._small, self.timeout_s, None)
         except (RequestError, BadPromptError) as error:
             return str(error)
-        return ""
+        for name in ("output_ids", "prompt_ids"):
+            if getattr(whole, name) != NULL == getattr(pieces, name):
+                return f"streamed answers hold no {name}"
+        return "streamed answers hold no count of tokens" if whole.output_tokens and not pieces.output_tokens else ""
 
     async def _rendering_differs(self, messages: msgspec.Raw) -> str:
         """Compares our ids with the engine's own rendering of the same messages, where it can be asked."""

@@ -8,6 +8,7 @@ a fresh connection, since nothing was asked of the server yet.
 import asyncio
 import errno
 import time
+from collections.abc import Callable
 from functools import cached_property
 
 import aiohttp
@@ -25,6 +26,10 @@ _FULL = (errno.EMFILE, errno.ENFILE)
 _BUSY = frozenset({408, 425, 429, 503})
 _CLOSED = frozenset({401, 402, 403, 404, 405, 407})
 """A wrong key, another path, a model that is no longer loaded: nothing that this request could help."""
+
+
+Take = Callable[[bytes], None]
+"""Is given an answer's pieces as they come. What it raises ends the request, and is raised."""
 
 
 class Client:
@@ -55,19 +60,27 @@ class Client:
             trust_env=False,  # a proxy variable of the login shell must not catch loopback traffic
         )
 
-    async def post(self, path: str, body: bytes, *, timeout_s: float) -> bytes:
-        """The answer's body. Raises a RequestError; see errors.py for what each means."""
+    async def post(self, path: str, body: bytes, *, timeout_s: float, take: Take | None = None) -> bytes:
+        """The answer's body, or nothing where `take` is given it. Raises a RequestError; see errors.py for each."""
         started = time.monotonic()
-        try:
-            return await self._ask(self._pooled, "POST", path, body, timeout_s)
-        except GoneError as error:
-            if not isinstance(error.__cause__, _RESETS) or time.monotonic() - started > STALE_WITHIN_S:
-                raise
-        return await self.post_fresh(path, body, timeout_s=timeout_s)
+        came = False
 
-    async def post_fresh(self, path: str, body: bytes, *, timeout_s: float) -> bytes:
+        def taken(piece: bytes) -> None:
+            nonlocal came
+            came = True
+            if take is not None:
+                take(piece)
+
+        try:
+            return await self._ask(self._pooled, "POST", path, body, timeout_s, taken if take else None)
+        except GoneError as error:
+            if came or not isinstance(error.__cause__, _RESETS) or time.monotonic() - started > STALE_WITHIN_S:
+                raise
+        return await self.post_fresh(path, body, timeout_s=timeout_s, take=take)
+
+    async def post_fresh(self, path: str, body: bytes, *, timeout_s: float, take: Take | None = None) -> bytes:
         """The same over a connection of its own, so that nothing stands before it."""
-        return await self._ask(self._fresh, "POST", path, body, timeout_s)
+        return await self._ask(self._fresh, "POST", path, body, timeout_s, take)
 
     async def get(self, path: str, *, timeout_s: float) -> bytes:
         """The same for GET, over a connection of its own."""
@@ -79,14 +92,24 @@ class Client:
                 await session.close()
 
     async def _ask(
-        self, session: aiohttp.ClientSession, method: str, path: str, body: bytes | None, timeout_s: float
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        path: str,
+        body: bytes | None,
+        timeout_s: float,
+        take: Take | None = None,
     ) -> bytes:
         url = self._urls.get(path) or self._urls.setdefault(path, URL(self.address + path))
         try:
             # aiohttp's own timeout costs four timers a request.
             async with asyncio.timeout(timeout_s), session.request(method, url, data=body) as response:
-                answer = await response.read()
                 status = response.status
+                if take is not None and status == 200:
+                    async for piece in response.content.iter_any():
+                        take(piece)
+                    return b""
+                answer = await response.read()
         except TimeoutError as error:
             raise LateError(f"{self.address}{path}: no answer within {timeout_s:.0f} s") from error
         except aiohttp.ClientConnectorError as error:

@@ -5,42 +5,33 @@ A life only reports: what it sees becomes events for core/lifecycle, which decid
 
 import asyncio
 import dataclasses
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from msgspec.structs import replace
-
-from tokenmill import caches, launch
+from tokenmill import launch
+from tokenmill.attempt import Lane
 from tokenmill.canary import Canary, Passed
 from tokenmill.client import Client
 from tokenmill.clocks import LOOK_S
-from tokenmill.config import Config
+from tokenmill.core import capacity
 from tokenmill.core import server as core
-from tokenmill.core import speculation
-from tokenmill.core.capacity import Forecast
 from tokenmill.core.server import Failure, FailureKind, State
-from tokenmill.ending import VERIFY_S, Ending, Sensors, end_server, reading
-from tokenmill.engines.base import Engine, Sampling, ServerInfo, Spec
-from tokenmill.errors import BrokenError, PluginError, RequestError, boundary
-from tokenmill.events import Event
-from tokenmill.folder import RunFolder, ServerEntry
-from tokenmill.generate import Pump
-from tokenmill.launch import Place
+from tokenmill.ending import VERIFY_S, Ending, end_server, reading
+from tokenmill.engines.base import ServerInfo, Spec
+from tokenmill.errors import BadPromptError, BrokenError, PluginError, RequestError, boundary
+from tokenmill.folder import ServerEntry
+from tokenmill.job import Job
 from tokenmill.machine import group, logtail, ports, processes, reach
 from tokenmill.machine.logtail import LogTail
 from tokenmill.machine.processes import ProcessId
-from tokenmill.render import Renderer
+from tokenmill.sight import Sight
 from tokenmill.signs import Signs
-from tokenmill.staging.staged import Staged
-from tokenmill.tuning import Tuning
 
 METRICS_S = 2.0
-"""How often a ready server's metrics are read."""
+"""How often a ready server's metrics are read; oftener where the stall timeout is short."""
 
 IDENTITY_TIMEOUT_S = 5.0
 """A page that needs no engine comes in milliseconds; a loaded Python server may hold its loop for seconds."""
@@ -51,55 +42,18 @@ HEALTH_TIMEOUT_S = 30.0
 ADDRESS_PATIENCE_S = 10.0
 """A server that runs already answers at once, or is said to be away."""
 
+ADOPTED_WIDTH = 4
+"""Canaries of a server that has served already: its kernels are compiled, and it must be back within 5 s."""
+
 PROBE_TIMEOUT_S = 4.0
 """A small generation of a server in doubt: with it a hang is named within stall_timeout + 5 s."""
-
-
-@dataclass(slots=True)
-class LastStart:
-    """The phases of the node's last whole start; `write` keeps them for the next tokenmill."""
-
-    phases: tuple[tuple[str, float], ...]
-    write: Callable[[tuple[tuple[str, float], ...]], None]
-
-    def keep(self, phases: tuple[tuple[str, float], ...]) -> None:
-        """A start has ended well."""
-        self.phases = phases
-        self.write(phases)
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What all servers of a node have in common.
-
-    `model_files` is the fingerprint of what they load; `most_in_flight` is what open files allow each of them,
-    `forecast` what each is expected to say of itself, `sensors` read the machine.
-    """
-
-    node: str
-    config: Config
-    folder: RunFolder
-    engine: Engine
-    staged: Staged
-    python: str
-    version: str
-    model_files: str
-    renderer: Renderer
-    sampling: Sampling
-    pump: Pump
-    api_key: str
-    most_in_flight: int
-    tell: Callable[[Event], None]
-    changed: Callable[[], None]
-    last_start: LastStart
-    tuning: Tuning
-    forecast: Forecast = field(default_factory=Forecast)
-    sensors: Sensors = field(default_factory=Sensors)
 
 
 class Life:
     """`post` takes events; `state` tells what the server is taken for; no `entry`: it is someone else's server. `note`
     takes the entry anew when more is known by which its leftovers can be found.
+
+    `sight`: how its tokens are seen.
     """
 
     def __init__(
@@ -124,10 +78,7 @@ class Life:
         self.client = Client(self.address, api_key=job.api_key)
         self._tail = LogTail(job.folder.log(spec.index), entry.log_start if entry else 0)
         self._tasks: asyncio.TaskGroup | None = None
-        self._last_tokens: float | None = None
-        self.accept_length: float | None = None
-        self.accept_reports: list[float] = []
-        self._logs_accept_length = False
+        self.sight = Sight(job.engine, job.engine.probes(spec).metrics, self._ask, post, job.config.fleet.stall_timeout)
         self._began = time.monotonic()
         self._silence = ""
 
@@ -207,9 +158,7 @@ class Life:
         last: tuple[str, float] = ("", 0.0)
         while True:
             lines = self._tail.read()
-            if told := [length for line in lines if (length := speculation.told(line)) is not None]:
-                self._logs_accept_length = True
-                self.accept_reports += told
+            self.sight.read(lines)
             with self._seam():
                 for line in lines if self._state() in (State.STARTING, State.ANSWERING) else ():
                     phase = self.job.engine.phase(line, last[1])
@@ -226,15 +175,16 @@ class Life:
         """Asks what its state wants to know; what an answer means is the engine's to say."""
         while True:
             pause = LOOK_S
+            self.sight.note()
             with self._seam():
                 match self._state():
                     case State.STARTING:
                         await self._probe_identity()
                     case State.ANSWERING:
                         await self._probe_health()
-                    case State.READY | State.SUSPECT:
-                        pause = METRICS_S
-                        await self._probe_metrics()
+                    case State.CANARY | State.READY | State.SUSPECT:
+                        pause = min(METRICS_S, self.job.config.fleet.stall_timeout / 4)
+                        await self.sight.look()
                     case _:
                         pass
             await asyncio.sleep(pause)
@@ -285,33 +235,57 @@ class Life:
         except BrokenError as error:
             self._post(core.Failed(Failure(FailureKind.CRASH, f"{probes.info} cannot be read: {error}")))
             return
+        await self.sight.look()
         self._post(core.Healthy())
 
-    async def _probe_metrics(self) -> None:
-        path = self.job.engine.probes(self.spec).metrics
-        page = await self._ask(path, IDENTITY_TIMEOUT_S) if path else None
-        if page is None:
-            return
-        load = self.job.engine.load(page.decode("utf-8", "replace"))
-        if load.tokens is not None and load.tokens != self._last_tokens:
-            self._last_tokens = load.tokens
-            self._post(core.Progress(strong=True))
-            if load.accept_length is not None and not self._logs_accept_length:
-                self.accept_reports.append(load.accept_length)
-        if load.accept_length is not None:
-            self.accept_length = load.accept_length
+    @property
+    def capacity(self) -> tuple[int, str]:
+        """Requests at once, and what limits them."""
+        generation = self.job.config.generation
+        asked = generation.concurrency if isinstance(generation.concurrency, int) else None
+        tokens = capacity.tokens_of_one(generation.max_tokens, self.info.context)
+        wanted = capacity.in_flight(self.info.limits, asked, tokens)
+        return min(wanted, (self.job.most_in_flight, "open files"))
+
+    def has_free_slot(self, lane: Lane | None) -> bool:
+        """As far as we know: others may use a server of someone else's, and its metrics may be old."""
+        load = self.sight.load
+        if lane is None:
+            return True
+        if load is not None and load.queued:
+            return False
+        running = load.running or 0 if load is not None else 0
+        return max(lane.in_flight, running) < (self.info.limits.running or lane.capacity)
+
+    @property
+    def blind(self) -> bool:
+        """Whether nothing at all would show that it works: no process of ours, no stream, no counter on its page."""
+        return self.entry is None and not self.sight.streams and not self.sight.has_counters
 
     # -- real completions --------------------------------------------------------------------------------------------
-    async def canary(self, width: int, timeout_s: float) -> Passed | Failure:
-        return await self._canary(width, timeout_s).run()
+    async def canary(self, timeout_s: float) -> Passed | Failure:
+        """Streamed where there are no counters; where they did not move in the canary, from now on."""
+        adopted = self.entry is not None and self._process is None
+        width = min(self.capacity[0], ADOPTED_WIDTH) if adopted else self.capacity[0]
+        if not self.sight.has_counters:
+            await self._choose_sight(timeout_s)
+        result = await self._canary(width, timeout_s).run()
+        if not self.sight.words and isinstance(result, Passed):
+            await self._choose_sight(timeout_s)
+        return result
 
-    async def probe_generation(self) -> str:
-        """A small generation over a connection of its own; empty where it came back, else what went wrong."""
-        return await self._canary(1, PROBE_TIMEOUT_S).probe(PROBE_TIMEOUT_S)
+    async def _choose_sight(self, timeout_s: float) -> None:
+        await self.sight.choose(lambda: self._canary(1, timeout_s).why_not_streamed(self.sight.see))
+
+    async def probe_generation(self) -> RequestError | BadPromptError | None:
+        """A small generation over a connection of its own; None where it came back, else what went wrong."""
+        patience_s = min(PROBE_TIMEOUT_S, self.job.config.fleet.stall_timeout)
+        return await self._canary(1, patience_s).probe(patience_s)
 
     def _canary(self, width: int, timeout_s: float) -> Canary:
         job = self.job
-        return Canary(job.engine, self.spec, self.client, self.info, job.renderer, job.sampling, width, timeout_s)
+        seen = self.sight.see if self.sight.streams else None
+        return Canary(job.engine, self.spec, self.client, self.info, job.renderer, job.sampling, width, timeout_s, seen)
 
     # -- its end -----------------------------------------------------------------------------------------------------
     async def end(self, grace_s: float, verify_s: float = VERIFY_S) -> Ending:
@@ -323,58 +297,3 @@ class Life:
         if self._process is not None:
             self._process.poll()  # reaps it
         return ending
-
-
-def spawn(
-    job: Job, place: Place, where: ports.Ports, announce: Callable[[ServerEntry], None]
-) -> tuple[Spec, ServerEntry, subprocess.Popen[bytes]]:
-    """Starts a server's process; raises OSError where its program cannot be run, PluginError.
-
-    `announce` is told of it before it lives, by its nonce alone: killed in between, we would leave one behind that
-    nobody knows of and that holds a GPU.
-    """
-    configured = spec_for(job, place, where, launch.new_nonce())
-    spec = dataclasses.replace(configured, args={**configured.args, **job.tuning.args})
-    with boundary(f"engine {job.engine.kind}"):
-        command = job.engine.command(spec)
-    tmp = launch.tmp_folder(job.folder.path, place.index)
-    shutil.rmtree(tmp, ignore_errors=True)
-    tmp.mkdir(parents=True, mode=0o700)
-    cache = cache_folder(job, place)
-    if job.engine.cache_variables:
-        cache.mkdir(parents=True, exist_ok=True)
-        cache.parent.touch()  # used now: pruned last
-    env = launch.environment(job.config, place, job.engine, command, tmp, cache)
-    log = job.folder.log(place.index)
-    entry = ServerEntry(
-        node=job.node,
-        index=place.index,
-        process=ProcessId(0, 0, processes.boot_id()),
-        group=processes.NO_GROUP,
-        port=spec.port,
-        internal_port=spec.internal_port,
-        gpu=place.label,
-        nonce=spec.nonce,
-        launch=launch.made_of(job.engine, configured, job.config, place, job.model_files),
-        log_start=logtail.size(log),
-        gpu_bases=job.sensors.cards.take(place.gpus, place.index),
-    )
-    announce(entry)
-    try:
-        process = processes.spawn(command.argv, env, log, spec.nonce, job.staged.descriptors)
-    except OSError:
-        job.sensors.cards.leave(place.gpus, place.index)
-        raise
-    # A process that is gone already has no start time: its watcher says so at once.
-    identity = processes.identify(process.pid) or ProcessId(process.pid, 0, "")
-    return spec, replace(entry, process=identity, group=process.pid), process
-
-
-def cache_folder(job: Job, place: Place) -> Path:
-    """Where the kernels lie that a server compiles."""
-    args = spec_for(job, place, ports.Ports(0, 0), "").args
-    return caches.folder_for(job.engine.kind, job.version, place.gpu_name, place.index, args)
-
-
-def spec_for(job: Job, place: Place, where: ports.Ports, nonce: str) -> Spec:
-    return launch.spec(job.config, place, where, nonce, model=job.staged.path, python=job.python, version=job.version)

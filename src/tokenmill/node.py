@@ -27,9 +27,9 @@ from tokenmill.events import Event, from_thread, now
 from tokenmill.fleet import Fleet
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Pump
+from tokenmill.job import Job, LastStart, cache_folder, spec_for
 from tokenmill.launch import Place
 from tokenmill.leftovers import end_survivor
-from tokenmill.life import Job, LastStart, cache_folder, spec_for
 from tokenmill.machine import gpus, modelfiles, nvml, ports, processes
 from tokenmill.planning import forecast as foretelling
 from tokenmill.render import Renderer, renderer_for

@@ -5,26 +5,25 @@ Whether a server is ready, hung or to be restarted is never decided here; what h
 
 import asyncio
 import errno
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tokenmill import life
+from tokenmill import job as jobs
 from tokenmill.attempt import Lane
 from tokenmill.canary import Passed
 from tokenmill.clocks import LOOK_S, Rate, WatchClock
 from tokenmill.core import capacity, starts
 from tokenmill.core import server as core
 from tokenmill.core.lifecycle import step, then
-from tokenmill.core.server import SERVING, Failure, FailureKind, Server, State, Timing
+from tokenmill.core.server import Failure, FailureKind, Server, State, Timing
 from tokenmill.core.status import ServerStatus
 from tokenmill.ending import VERIFY_S, Ending
-from tokenmill.engines.base import ServerInfo
-from tokenmill.errors import BrokenError, GoneError, PluginError, PreflightError, RequestError, StoppedError
+from tokenmill.errors import BrokenError, BusyError, GoneError, PluginError, PreflightError, RequestError, StoppedError
 from tokenmill.events import Event, from_thread, now
 from tokenmill.folder import ServerEntry
+from tokenmill.job import Job
 from tokenmill.launch import Place
-from tokenmill.life import Job, Life
+from tokenmill.life import Life
 from tokenmill.machine import group, ports
 
 STOP_GRACE_S = 20.0
@@ -33,17 +32,11 @@ STOP_GRACE_S = 20.0
 EXIT_WAIT_S = 3.0
 """SGLang's main process goes within seconds of its scheduler's crash, after it has written why."""
 
-ADOPTED_WIDTH = 4
-"""Canaries of a server that has served already: its kernels are compiled, and it must be back within 5 s."""
-
 WEIGHTS_LOADED = 60.0
 """Percent at which every engine's phase table says that the weights are in memory."""
 
 _NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
 """No restart mends these; a full disk or table of processes may be free again."""
-
-PROBE_PAUSE_S = 1.0
-"""Between two looks at a server in doubt."""
 
 Work = Callable[[Life], Coroutine[None, None, None]]
 
@@ -94,10 +87,10 @@ class Supervisor:
         self._living: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._passed: Passed | None = None
+        self._probing = False
         self._answers = 0
         self._rate = Rate()
         self._left_alive = False
-        self._adopted = False
         self._tuned: dict[str, Any] = {}
         self._clock = WatchClock()
 
@@ -105,7 +98,7 @@ class Supervisor:
         self._inbox.put_nowait((self.server.life, event))
 
     def leave(self) -> None:
-        """Ends the supervision and leaves the server running, for the next tokenmill to adopt."""
+        """Ends the supervision, and leaves the server running for the next tokenmill to adopt."""
         self._left_alive = True
         self.post(core.Tick())
 
@@ -122,13 +115,9 @@ class Supervisor:
                 ticker.cancel()
                 self._withdraw()
                 self._end_life()
-                if not self._left_alive and not self.server.gone:
-                    self._kill_at_once()
-
-    def _kill_at_once(self) -> None:
-        """The way out where nothing can be waited for: no server survives a tokenmill that ends by a bug."""
-        if self.entry is not None:
-            group.kill(tuple(group.look(self.entry.processes).living))
+                if self.entry is not None and not self._left_alive and not self.server.gone:
+                    # Nothing can be waited for, and no server survives a tokenmill that ends by a bug.
+                    group.kill(tuple(group.look(self.entry.processes).living))
 
     def status(self) -> ServerStatus:
         lane, server = self.lane, self.server
@@ -152,17 +141,13 @@ class Supervisor:
         )
 
     def _eta_s(self) -> float | None:
-        server = self.server
-        if server.state not in core.LIVE - core.SERVING or server.life == 0:
-            return None
-        return starts.left_s(self.job.last_start.phases, server.phase, self._clock.seen - server.phase_since)
+        server, elapsed_s = self.server, self._clock.seen - self.server.phase_since
+        starting = server.state in core.LIVE - core.SERVING
+        return starts.left_s(self.job.last_start.phases, server.phase, elapsed_s) if starting else None
 
     def accept_reports(self) -> list[float]:
         """The accept lengths that its log or its metrics told since the last call."""
-        if self._life is None:
-            return []
-        told, self._life.accept_reports = self._life.accept_reports, []
-        return told
+        return self._life.sight.take_reports() if self._life is not None else []
 
     # -- the loop ----------------------------------------------------------------------------------------------------
     async def _tick(self) -> None:
@@ -170,15 +155,16 @@ class Supervisor:
             await asyncio.sleep(LOOK_S)
             if self.lane is not None:
                 self._note_answers(self.lane)
-            self.post(core.Tick(busy=bool(self.lane and self.lane.in_flight)))
+            busy = bool(self.lane and self.lane.in_flight)
+            self.post(core.Tick(busy, blind=self._life is not None and self._life.blind))
 
     def _note_answers(self, lane: Lane) -> None:
-        if lane.answers != self._answers:
-            self._answers = lane.answers
+        if (came := lane.answers + lane.seen) != self._answers:
+            self._answers = came
             self.post(core.Progress(strong=True))
         self._rate.note(lane.tokens)
-        if self._life is not None and self._life.accept_length is not None:
-            lane.accept_length = self._life.accept_length
+        if self._life is not None and self._life.sight.accept_length is not None:
+            lane.accept_length = self._life.sight.accept_length
 
     def _apply(self, event: core.Event) -> None:
         before = self.server.state
@@ -197,6 +183,8 @@ class Supervisor:
         if self.server.percent >= WEIGHTS_LOADED or self.server.state not in (State.PENDING, State.STARTING):
             self.past_weights.set()
         if self.server.state is not before:
+            if self.server.state is State.READY and self.lane is not None:
+                self.job.pump.resume(self.lane)
             self._tell("state", f"{before} → {self.server.state}")
             self.job.changed()
 
@@ -212,8 +200,14 @@ class Supervisor:
                 self._admit()
             case core.Withdraw(died):
                 self._withdraw(died)
-            case core.ProbeGeneration():
-                self._in_life(self._probe_generation)
+                if not self.server.owned:
+                    self._end_life()  # nothing is asked of it while it is set aside
+            case core.ProbeGeneration(after):
+                self._in_life(lambda now_living: self._probe_generation(now_living, after))
+            case core.Kill():
+                self._end(0.0)
+            case core.Terminate():
+                self._end(self.grace_s)
             case core.Kill():
                 self._end(0.0)
             case core.Terminate():
@@ -262,13 +256,11 @@ class Supervisor:
         try:
             if fresh_ports:
                 self.ports = self._other_ports()
-            self._adopted, self._tuned = False, dict(self.job.tuning.args)
-            spec, entry, process = life.spawn(self.job, self.place, self.ports, self._known_as)
+            self._tuned = dict(self.job.tuning.args)
+            spec, entry, process = jobs.spawn(self.job, self.place, self.ports, self._known_as)
         except OSError as error:
             self._known_as(None)
-            cause = f"{error.filename or 'the engine'} cannot be started: {error.strerror}"
-            kind = FailureKind.CONFIG if error.errno in _NO_PROGRAM else FailureKind.CRASH
-            self.post(core.Failed(Failure(kind, cause, "see engine.python and engine.command")))
+            self.post(core.Failed(_not_started(error)))
             return
         except (PluginError, PreflightError) as error:
             self.post(core.Failed(Failure(FailureKind.CONFIG, str(error), error.fix)))
@@ -282,9 +274,8 @@ class Supervisor:
         self.job.changed()
 
     def _watch(self) -> None:
-        self._adopted = self.entry is not None
         nonce = self.entry.nonce if self.entry else ""
-        spec = life.spec_for(self.job, self.place, self.ports, nonce)
+        spec = jobs.spec_for(self.job, self.place, self.ports, nonce)
         if self.entry is not None:
             self._tell("adopt", f"adopts pid {self.entry.process.pid} on port {self.entry.port}")
             self.job.sensors.cards.take(self.place.gpus, self.place.index, self.entry.gpu_bases)
@@ -293,6 +284,7 @@ class Supervisor:
     def _begin(self, new: Life) -> None:
         assert self._tasks is not None
         self._end_life()
+        self._probing = False
         self._life = new
         self._living = self._tasks.create_task(new.run(), name=f"server {self.name}")
 
@@ -305,19 +297,8 @@ class Supervisor:
         if self._life is not None and self._living is not None:
             self._life.do(work(self._life))
 
-    @property
-    def _capacity(self) -> tuple[int, str]:
-        """Requests at once, and what limits them."""
-        generation = self.job.config.generation
-        info = self._life.info if self._life else ServerInfo()
-        asked = generation.concurrency if isinstance(generation.concurrency, int) else None
-        tokens = capacity.tokens_of_one(generation.max_tokens, info.context)
-        wanted = capacity.in_flight(info.limits, asked, tokens)
-        return min(wanted, (self.job.most_in_flight, "open files"))
-
     async def _run_canary(self, now_living: Life) -> None:
-        width = min(self._capacity[0], ADOPTED_WIDTH) if self._adopted else self._capacity[0]
-        result = await now_living.canary(width, self.server.timing.canary_timeout)
+        result = await now_living.canary(self.server.timing.canary_timeout)
         if isinstance(result, Failure):
             # A server that dies under the canary breaks its connections first; its exit says more, and comes now.
             await asyncio.sleep(0.0 if result.kind is FailureKind.WRONG_MODE else EXIT_WAIT_S)
@@ -325,24 +306,33 @@ class Supervisor:
             return
         if result.warning:
             self._tell("canary", result.warning, "warn")
+        if not now_living.sight.counters:
+            self._tell("canary", now_living.sight.words)
         self._passed = result
         self.post(core.CanaryPassed())
 
-    async def _probe_generation(self, now_living: Life) -> None:
-        words = await now_living.probe_generation()
-        if not words:
+    async def _probe_generation(self, now_living: Life, after: float) -> None:
+        if self._probing:
+            return  # its result serves this doubt, too
+        self._probing = True
+        try:
+            await asyncio.sleep(after)
+            free = now_living.has_free_slot(self.lane)
+            error = await now_living.probe_generation()
+        finally:
+            self._probing = False
+        if error is None:
             self.post(core.ProbePassed())
             return
-        failure = Failure(FailureKind.HANG, f"hangs: no answer, no token, and a small generation failed: {words}")
-        if now_living.burning:
-            await asyncio.sleep(PROBE_PAUSE_S)  # the next probe follows at once
-        self.post(core.ProbeFailed(failure, now_living.burning))
+        free = free or isinstance(error, GoneError)  # it never got as far as a slot
+        failure, sighted = Failure(FailureKind.HANG, str(error)), now_living.sight.sighted
+        self.post(core.ProbeFailed(failure, now_living.burning, free, sighted))
 
     # -- the pump ----------------------------------------------------------------------------------------------------
     def _admit(self) -> None:
         assert self._life is not None
         assert self._passed is not None
-        width, limit = self._capacity
+        width, limit = self._life.capacity
         self.lane = Lane(
             name=self.name,
             index=self.place.index,
@@ -353,6 +343,7 @@ class Supervisor:
             reading=self._passed.reading,
             capacity=width,
             on_trouble=self._trouble,
+            streams=self._life.sight.streams,
             accept_length=self._passed.accept_length,
         )
         self._answers = 0
@@ -372,29 +363,15 @@ class Supervisor:
         self._rate.clear()
 
     def _trouble(self, error: RequestError) -> None:
-        """The pump met a failure that is the server's. Its exit may be on the way; else a closer look decides."""
+        """The pump met a failure that is the server's. Its exit may be on the way; else a small generation decides."""
         if isinstance(error, BrokenError) and self.job.engine.lost(error.body):
             lines = tuple(str(error).splitlines()[:2])
             self.post(core.Failed(Failure(FailureKind.CRASH, "it says that its engine is dead", "", lines)))
         elif not self.server.owned:
-            self.post(core.Failed(Failure(FailureKind.UNREACHABLE, str(error))))
+            self.post(core.Trouble(Failure(FailureKind.UNREACHABLE, str(error))))
         else:
-            self._in_life(lambda now_living: self._look_closer(now_living, error))
-
-    async def _look_closer(self, now_living: Life, error: RequestError) -> None:
-        """Until a small generation comes back, or the server is found dead, idle, or busy for too long."""
-        deadline = time.monotonic() + self.server.timing.suspect_timeout
-        while self.server.state in SERVING:
-            await asyncio.sleep(PROBE_PAUSE_S)
-            words = await now_living.probe_generation()
-            if not words:
-                if self.lane is not None:
-                    self.job.pump.resume(self.lane)
-                return
-            if not now_living.burning or time.monotonic() > deadline:
-                kind = FailureKind.CRASH if isinstance(error, GoneError | BrokenError) else FailureKind.HANG
-                self.post(core.Failed(Failure(kind, f"{error}; and a small generation failed: {words}")))
-                return
+            kind = FailureKind.HANG if isinstance(error, BusyError) else FailureKind.CRASH
+            self.post(core.Trouble(Failure(kind, str(error))))
 
     # -- the end -----------------------------------------------------------------------------------------------------
     def _end(self, grace_s: float) -> None:
@@ -404,10 +381,15 @@ class Supervisor:
 
     async def _end_group(self, ended: Life | None, grace_s: float) -> None:
         ending = await ended.end(grace_s) if ended is not None else Ending()
-        if ending.left:
-            self._tell("leftover", ending.left, "error")
-        if ending.cleaned:
-            self._tell("leftover", ending.cleaned)
+        for text, level in ((ending.left, "error"), (ending.cleaned, "info")):
+            if text:
+                self._tell("leftover", text, level)
         if not ending.pids:
             self._known_as(None)  # what cannot be ended stays in state.json, for `down`
         self.post(core.Gone(ending.left if ending.pids or ending.memory else "", bool(ending.ports)))
+
+
+def _not_started(error: OSError) -> Failure:
+    cause = f"{error.filename or 'the engine'} cannot be started: {error.strerror}"
+    kind = FailureKind.CONFIG if error.errno in _NO_PROGRAM else FailureKind.CRASH
+    return Failure(kind, cause, "see engine.python and engine.command")

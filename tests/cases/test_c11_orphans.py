@@ -18,8 +18,8 @@ from tokenmill import leftovers
 from tokenmill.ending import HeldPort, Sensors
 from tokenmill.events import EventLog
 from tokenmill.folder import ServerEntry, State
+from tokenmill.job import Job
 from tokenmill.launch import tmp_folder
-from tokenmill.life import Job
 from tokenmill.machine import processes
 from tokenmill.machine.cards import Cards, CardUse, Held
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tokenmill.attempt import Lane, Orders
-from tokenmill.client import Client
+from tokenmill.client import Client, Take
 from tokenmill.core.judge import Reading, Rules
 from tokenmill.core.records import NULL, Completion, Prompt, Record
 from tokenmill.core.server import Failure, FailureKind
@@ -125,7 +125,7 @@ class Server(Client):
         self.behaviour = behaviour
         self._board = board
 
-    async def post(self, path: str, body: bytes, *, timeout_s: float) -> bytes:
+    async def post(self, path: str, body: bytes, *, timeout_s: float, take: Take | None = None) -> bytes:
         asked = json.loads(body)
         board, key = self._board, asked["key"]
         assert key not in board.at_work, f"{key} is with {board.at_work[key]} already"
@@ -140,7 +140,7 @@ class Server(Client):
             del board.at_work[key]
             board.log.append(("end", self.name, key))
 
-    async def post_fresh(self, path: str, body: bytes, *, timeout_s: float) -> bytes:
+    async def post_fresh(self, path: str, body: bytes, *, timeout_s: float, take: Take | None = None) -> bytes:
         self._board.log.append((path.strip("/"), self.name, json.loads(body)["id"]))
         return b""
 

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from inspect import isawaitable
+from typing import Any, TypeVar
 
 import pytest
 from aiohttp import web
@@ -13,11 +14,13 @@ from tokenmill.errors import BrokenError, BusyError, GoneError, RefusedError, Re
 T = TypeVar("T")
 
 
-def against(answer: Callable[[web.Request], web.Response], path: str, ask: Callable[[Client], Awaitable[T]]) -> T:
+def against(answer: Callable[[web.Request], Any], path: str, ask: Callable[[Client], Awaitable[T]]) -> T:
     """Asks a server that answers everything like this; `path` is what its address ends with."""
 
-    async def handle(request: web.Request) -> web.Response:
-        return answer(request)
+    async def handle(request: web.Request) -> web.StreamResponse:
+        made = answer(request)
+        found: web.StreamResponse = await made if isawaitable(made) else made
+        return found
 
     async def scene() -> T:
         server = web.Application()
@@ -63,3 +66,63 @@ def test_what_stands_before_the_apis_own_path_is_kept(address: str, asked: str) 
         lambda client: client.get("/v1/models", timeout_s=10.0),
     )
     assert body.decode() == asked
+
+
+# -- answers in pieces -------------------------------------------------------------------------------------------------
+PATH = "/v1/chat/completions"
+
+
+def pieces(*texts: bytes, torn: bool = False) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """A server that sends these one after the other; `torn`: and then drops the connection."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for text in texts:
+            await response.write(text)
+            await asyncio.sleep(0.01)
+        if torn and request.transport is not None:
+            request.transport.abort()
+        return response
+
+    return answer
+
+
+def test_an_answer_is_given_in_the_pieces_it_comes_in() -> None:
+    came: list[bytes] = []
+    left = against(
+        pieces(b"a" * 9, b"b", b"c"), "", lambda client: client.post(PATH, b"{}", timeout_s=9, take=came.append)
+    )
+    assert (left, b"".join(came)) == (b"", b"a" * 9 + b"bc")
+    assert len(came) > 1
+
+
+def test_an_answer_that_was_torn_is_gone_and_is_not_asked_for_again_behind_the_callers_back() -> None:
+    """What came of the first try must not be glued to what a second one brings."""
+    came: list[bytes] = []
+    with pytest.raises(GoneError):
+        against(
+            pieces(b"half an answer", torn=True),
+            "",
+            lambda client: client.post(PATH, b"{}", timeout_s=9, take=came.append),
+        )
+    assert b"".join(came) == b"half an answer"
+
+
+def test_a_refusal_is_no_piece() -> None:
+    came: list[bytes] = []
+    with pytest.raises(RefusedError, match="no such field"):
+        against(
+            lambda request: web.Response(status=400, text="no such field"),
+            "",
+            lambda client: client.post(PATH, b"{}", timeout_s=9, take=came.append),
+        )
+    assert came == []
+
+
+def test_whoever_takes_the_pieces_may_end_the_request() -> None:
+    def refuse(piece: bytes) -> None:
+        raise BrokenError("an error in the middle")
+
+    with pytest.raises(BrokenError, match="an error in the middle"):
+        against(pieces(b"data: x", b"y"), "", lambda client: client.post(PATH, b"{}", timeout_s=9, take=refuse))

@@ -19,8 +19,9 @@ from tokenmill.engines.base import Sampling, ServerInfo
 from tokenmill.events import Event
 from tokenmill.folder import RunFolder
 from tokenmill.generate import Pump
+from tokenmill.job import Job, LastStart, spec_for
 from tokenmill.launch import Place
-from tokenmill.life import Job, LastStart, Life, spec_for
+from tokenmill.life import Life
 from tokenmill.machine.ports import Ports
 from tokenmill.render import renderer_for
 from tokenmill.staging.staged import Staged
@@ -110,17 +111,13 @@ def job(folder: Path, **generation: Any) -> Job:
 
 
 def kept(job: Job, info: ServerInfo) -> tuple[int, str]:
-    """What a supervisor keeps in flight at a server that says this of itself."""
+    """What is kept in flight at a server that says this of itself."""
 
     async def ask() -> tuple[int, str]:
-        place, where = Place(0, ()), Ports(1, 2)
-        supervisor = Supervisor(job, place, where, lambda: where, lambda *_: False)
-        supervisor._life = life = Life(
-            job, spec_for(job, place, where, "n"), None, supervisor.post, lambda: State.READY
-        )
+        life = Life(job, spec_for(job, Place(0, ()), Ports(1, 2), "n"), None, lambda event: None, lambda: State.READY)
         life.info = info
         await life.client.close()
-        return supervisor._capacity
+        return life.capacity
 
     return asyncio.run(ask())
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tokenmill.core import server as core
-from tokenmill.core.lifecycle import HOUR, QUARANTINE, STORY, IllegalEvent, step
+from tokenmill.core.lifecycle import HOUR, QUARANTINE, STORY, step
+from tokenmill.core.pairs import IllegalEvent
 from tokenmill.core.server import LIVE, Failure, FailureKind, Server, State, Timing
 
 TIMING = Timing(
@@ -313,6 +314,14 @@ def test_silence_before_ready_is_a_hang(steps: int) -> None:
     assert (silent.state, silent.failure.kind) == (State.BACKOFF, FailureKind.HANG)
 
 
+def test_a_canary_of_a_server_that_shows_nothing_is_waited_for() -> None:
+    """Someone else's, without counters and streams: a canary of 512 tokens may well take longer than a stall."""
+    server, _ = play(FOREIGN, *UP[:3])
+    assert play(server, core.Tick(blind=True), at=600.0)[0].state is State.CANARY
+    assert play(server, core.Tick(blind=False), at=600.0)[0].state is State.BACKOFF
+    assert play(server, core.Tick(blind=True), at=TIMING.canary_timeout + 1)[0].state is State.BACKOFF
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_a_start_that_works_on_and_on_ends_at_its_timeout(steps: int) -> None:
     server, at = play(NEW, *UP[:steps])[0], 0.0
@@ -343,6 +352,51 @@ def test_a_suspect_that_burns_is_asked_again_until_its_time_is_over() -> None:
     assert play(server, BUSY, at=91.0 + TIMING.suspect_timeout + 1)[0].state is State.BACKOFF
 
 
+@pytest.mark.parametrize(
+    ("free", "sighted", "silent_s", "state"),
+    [
+        (True, False, 5.0, State.BACKOFF),
+        (True, True, 5.0, State.BACKOFF),
+        (False, True, 95.0, State.BACKOFF),
+        (False, True, 5.0, State.SUSPECT),
+        (False, False, 95.0, State.SUSPECT),
+    ],
+)
+def test_a_failed_probe_decides_where_a_slot_was_free_else_the_tokens_do(
+    free: bool, sighted: bool, silent_s: float, state: State
+) -> None:
+    server, actions = play(ready(), TROUBLE, at=100.0)
+    assert (server.state, kinds(actions)) == (State.SUSPECT, [core.ProbeGeneration])
+    server, _ = play(server, core.Progress(), at=200.0)
+    probe = core.ProbeFailed(Failure(FailureKind.HANG, "late"), burning=False, free=free, sighted=sighted)
+    server, actions = play(server, probe, at=200.0 + silent_s)
+    assert server.state is state
+    assert (core.ProbeGeneration in kinds(actions)) == (state is State.SUSPECT)
+
+
+TROUBLE = core.Trouble(Failure(FailureKind.CRASH, "three errors in a row"))
+
+
+def test_trouble_is_cleared_by_a_small_generation_and_not_by_what_else_goes_on() -> None:
+    server, _ = play(ready(), TROUBLE, core.Progress())
+    assert server.state is State.SUSPECT
+    assert play(server, core.ProbePassed())[0].state is State.READY
+    server, _ = play(server, core.ProbeFailed(Failure(FailureKind.HANG, "HTTP 500"), burning=False))
+    assert server.failure is not None
+    assert server.failure.kind is FailureKind.CRASH
+    assert server.failure.cause == "three errors in a row; and a small generation failed: HTTP 500"
+
+
+def test_a_server_in_trouble_may_end_what_it_is_at_as_long_as_tokens_come() -> None:
+    server, at = play(ready(), TROUBLE)[0], 0.0
+    while at < 3 * TIMING.suspect_timeout:
+        at += 60.0
+        full = core.ProbeFailed(Failure(FailureKind.HANG, "late"), burning=False, free=False, sighted=True)
+        server, _ = play(server, core.Progress(), full, BUSY, at=at)
+    assert server.state is State.SUSPECT
+    assert play(server, BUSY, at=at + TIMING.suspect_timeout + 1)[0].state is State.BACKOFF
+
+
 # -- the end -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("before", "states", "ordered"),
@@ -367,7 +421,10 @@ def test_a_foreign_server_is_set_aside_and_looked_at_again() -> None:
     assert kinds(actions) == [core.Watch]
     server, actions = play(server, *UP[1:], failed(FailureKind.UNREACHABLE), at=50.0)
     assert (server.state, kinds(actions), server.retry_at) == (State.BACKOFF, [core.Withdraw], 55.0)
-    assert kinds(play(server, core.Tick(), at=55.0)[1]) == [core.Watch]
+    server, actions = play(server, core.Tick(), at=55.0)
+    assert kinds(actions) == [core.Watch]
+    server, _ = play(server, failed(FailureKind.UNREACHABLE), at=60.0)
+    assert server.retry_at == 70.0
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])

@@ -1,13 +1,15 @@
 """What no sequence of events can break in the life of a server."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tokenmill.core import server as core
-from tokenmill.core.lifecycle import HOUR, IllegalEvent, meaning, step
+from tokenmill.core.lifecycle import HOUR, step
+from tokenmill.core.pairs import IllegalEvent, meaning
 from tokenmill.core.server import FINAL, LIVE, SERVING, Failure, FailureKind, Server, State, Timing
 
 TIMING = Timing(restarts_per_hour=2, backoff=1)
@@ -16,6 +18,7 @@ UPWARD: list[core.Event] = [core.Answered(), core.Healthy(), core.CanaryPassed()
 EVENTS: list[core.Event] = [
     *UPWARD,
     core.Tick(),
+    core.Tick(busy=True, blind=True),
     core.ProbePassed(),
     core.Progress(strong=True),
     core.Progress(strong=False),
@@ -25,7 +28,8 @@ EVENTS: list[core.Event] = [
     core.Gone("its memory did not come back"),
     core.Failed(Failure(FailureKind.MEMORY_GRAPHS, "as scripted"), mended="less"),
     *(core.Failed(failure) for failure in FAILURES),
-    *(core.ProbeFailed(FAILURES[0], burning) for burning in (True, False)),
+    *(core.ProbeFailed(FAILURES[0], *told) for told in product((True, False), repeat=3)),
+    core.Trouble(FAILURES[0]),
 ]
 LIVELY: list[core.Event] = [*EVENTS, *UPWARD * 3]
 """More of what leads a server on: most sequences of any events end in the first state."""
@@ -88,6 +92,34 @@ def test_every_state_but_the_last_ones_ends_by_ticks_alone(start: core.Event, st
         server, _ = step(server, core.Tick(busy=True), at)
         if server.state in SERVING and first.state in SERVING:
             first = replace(first, state=server.state)  # both have the one deadline
+
+
+@MANY
+@given(start=STARTS, steps=STEPS)
+def test_a_failed_probe_that_no_slot_was_free_for_never_ends_a_server_that_shows_tokens(
+    start: core.Event, steps: Steps
+) -> None:
+    for before, event, after, _, at in lives(start, steps):
+        if isinstance(event, core.ProbeFailed) and not event.free and before.state in SERVING:
+            silent = at - before.progress_at > TIMING.stall_timeout
+            assert after.state in SERVING or (event.sighted and silent and not event.burning)
+
+
+@MANY
+@given(start=STARTS, steps=STEPS)
+def test_a_server_in_doubt_is_always_being_asked(start: core.Event, steps: Steps) -> None:
+    """Every way into SUSPECT, and every probe that leaves it there, asks for the next one."""
+    for before, event, after, actions, _ in lives(start, steps):
+        if after.state is State.SUSPECT and (before.state is not State.SUSPECT or isinstance(event, core.ProbeFailed)):
+            assert any(isinstance(action, core.ProbeGeneration) for action in actions)
+
+
+@MANY
+@given(start=STARTS, steps=STEPS)
+def test_trouble_is_forgotten_only_after_a_small_generation(start: core.Event, steps: Steps) -> None:
+    for before, event, after, _, _ in lives(start, steps):
+        if before.doubt is not None and after.state is State.READY:
+            assert isinstance(event, core.ProbePassed)
 
 
 @MANY

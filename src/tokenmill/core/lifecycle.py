@@ -3,19 +3,17 @@
 Process exit, probes and progress decide; log text only explains. `now` is any steadily growing number of seconds.
 A server that tokenmill did not launch (`owned=False`) is never spawned or killed: it is set aside and probed again.
 
-Every (state, event) pair is defined (`meaning`): taken, late, or illegal. Every state but PENDING and the final ones
+Every (state, event) pair is defined (pairs.py): taken, late, or illegal. Every state but PENDING and the final ones
 has a deadline that ticks alone bring about: start_timeout, stall_timeout and the phase's own limit before the canary,
 canary_timeout in it; with work in flight stall_timeout and then suspect_timeout; stop_timeout for whatever is being
 ended; `retry_at` for what waits.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
+from tokenmill.core.pairs import IllegalEvent, meaning
 from tokenmill.core.server import (
     BY_A_PROMPT,
-    FINAL,
     LIVE,
     SERVING,
     WAITING,
@@ -48,10 +46,10 @@ from tokenmill.core.server import (
     Tell,
     Terminate,
     Tick,
+    Trouble,
     Watch,
     Withdraw,
 )
-from tokenmill.errors import TokenmillError
 
 Step = tuple[Server, tuple[Action, ...]]
 
@@ -60,55 +58,7 @@ GOOD_WHILE = 1800.0  # 30 good minutes: what failed before them is forgotten
 QUARANTINE = 3600.0  # seconds until a server that failed too often is tried again
 HOUR = 3600.0
 STORY = 20  # events that an error carries
-
-Meaning = Literal["taken", "late", "illegal"]
-
-_ALL = frozenset(State)
-_BEGUN = _ALL - {State.PENDING}
-_STARTING = frozenset({State.STARTING, State.ANSWERING})
-
-_TAKEN: Mapping[type, frozenset[State]] = {
-    Launch: frozenset({State.PENDING}),
-    Adopt: frozenset({State.PENDING}),
-    PhaseSeen: _STARTING,
-    Progress: LIVE,
-    Answered: frozenset({State.STARTING}),
-    Healthy: frozenset({State.ANSWERING}),
-    CanaryPassed: frozenset({State.CANARY}),
-    ProbePassed: frozenset({State.SUSPECT}),
-    ProbeFailed: frozenset({State.SUSPECT}),
-    Failed: LIVE,
-    Tick: _ALL,
-    Stop: _ALL - FINAL - {State.STOPPING},
-    Gone: _BEGUN - LIVE,
-    Hold: WAITING,
-    Release: WAITING,
-}
-_LATE: Mapping[type, frozenset[State]] = {
-    PhaseSeen: _BEGUN,
-    Progress: _BEGUN,
-    Answered: _BEGUN,
-    Healthy: _BEGUN - {State.STARTING},
-    CanaryPassed: _BEGUN - _STARTING,
-    ProbePassed: _BEGUN - _STARTING - {State.CANARY},
-    ProbeFailed: _BEGUN - _STARTING - {State.CANARY},
-    Failed: _BEGUN,
-    Stop: FINAL | {State.STOPPING},
-    Gone: LIVE,
-    Hold: _BEGUN,
-    Release: _BEGUN,
-}
-
-
-class IllegalEvent(TokenmillError):
-    """A bug of ours: an event that cannot happen in this state; carries the server's last events."""
-
-
-def meaning(state: State, event: type) -> Meaning:
-    """What an event means in a state: it is acted on, it comes too late and is ignored, or it cannot happen."""
-    if state in _TAKEN[event]:
-        return "taken"
-    return "late" if state in _LATE.get(event, ()) else "illegal"
+PROBE_PAUSE = 1.0  # seconds between two small generations of a server in doubt; its exit may be on the way
 
 
 def step(server: Server, event: Event, now: float) -> Step:
@@ -144,8 +94,8 @@ def _take(server: Server, event: Event, now: float) -> Step:
             return _progress(server, strong, now)
         case Answered() | Healthy() | CanaryPassed():
             return _up(server, event, now)
-        case ProbePassed() | ProbeFailed():
-            return _probed(server, event, now)
+        case ProbePassed() | ProbeFailed() | Trouble():
+            return _doubt(server, event, now)
         case Hold() | Release():
             return _surroundings(server, event, now), ()
 
@@ -155,7 +105,7 @@ def _remember(server: Server, event: Event, now: float) -> Server:
 
 
 def _enter(server: Server, state: State, now: float) -> Server:
-    return replace(server, state=state, since=now, progress_at=now)
+    return replace(server, state=state, since=now, progress_at=now, doubt=None)
 
 
 def _start(server: Server, now: float) -> Step:
@@ -209,7 +159,7 @@ def _progress(server: Server, strong: bool, now: float) -> Step:
     if not strong and server.state in SERVING:
         return server, ()  # a busy process is no answer: answers and tokens are
     server = replace(server, progress_at=now)
-    if server.state is State.SUSPECT:
+    if server.state is State.SUSPECT and server.doubt is None:
         return _enter(server, State.READY, now), (Tell("makes progress again"),)
     return server, ()
 
@@ -297,9 +247,10 @@ def then(server: Server, now: float) -> str:
 
 def _set_aside(server: Server, failure: Failure, now: float) -> Server:
     """A server of someone else's: asked again soon, or in an hour where once was too often."""
-    wait = QUARANTINE if failure.kind in server.once_failed else server.timing.backoff
+    again = failure.kind in server.once_failed
     once = {failure.kind} if failure.restart is Restart.ONCE else set()
-    return replace(_enter(server, State.BACKOFF, now), retry_at=now + wait, once_failed=server.once_failed | once)
+    server = replace(_back_off(server, now), once_failed=server.once_failed | once)
+    return replace(server, retry_at=now + QUARANTINE) if again else server
 
 
 def _back_off(server: Server, now: float) -> Server:
@@ -341,11 +292,12 @@ def _tick(server: Server, tick: Tick, now: float) -> Step:
         case State.STARTING | State.ANSWERING:
             return _tick_start(server, now)
         case State.CANARY:
-            return _tick_canary(server, now)
+            return _tick_canary(server, tick, now)
         case State.READY:
             return _tick_ready(server, tick, now)
-        case State.SUSPECT if now - server.since > server.timing.suspect_timeout:
-            return _fail(server, _hang(f"busy, but no answer and no token for {now - server.progress_at:.0f} s"), now)
+        case State.SUSPECT if now - max(server.since, server.progress_at) > server.timing.suspect_timeout:
+            silent = _hang(f"busy, but no answer and no token for {now - server.progress_at:.0f} s")
+            return _fail(server, server.doubt or silent, now)
     return server, ()
 
 
@@ -362,11 +314,11 @@ def _tick_start(server: Server, now: float) -> Step:
     return server, ()
 
 
-def _tick_canary(server: Server, now: float) -> Step:
+def _tick_canary(server: Server, tick: Tick, now: float) -> Step:
     timing = server.timing
     if now - server.since > timing.canary_timeout:
         return _fail(server, _hang(f"the canary took longer than {timing.canary_timeout:.0f} s"), now)
-    if now - server.progress_at > timing.stall_timeout:
+    if now - server.progress_at > timing.stall_timeout and not tick.blind:
         return _fail(server, _hang(f"silent and idle for {timing.stall_timeout:.0f} s in the canary"), now)
     return server, ()
 
@@ -385,9 +337,29 @@ def _hang(cause: str) -> Failure:
     return Failure(FailureKind.HANG, cause)
 
 
+def _doubt(server: Server, event: ProbePassed | ProbeFailed | Trouble, now: float) -> Step:
+    return _trouble(server, event.failure, now) if isinstance(event, Trouble) else _probed(server, event, now)
+
+
 def _probed(server: Server, event: ProbePassed | ProbeFailed, now: float) -> Step:
+    """A failed probe decides where a slot was free for it; where none was, the tokens of what holds the slots do."""
     if isinstance(event, ProbePassed):
         return _enter(server, State.READY, now), (Tell("answers again"),)
-    if event.burning:
-        return server, (ProbeGeneration(),)
-    return _fail(server, event.failure, now)
+    silent = now - server.progress_at > server.timing.stall_timeout
+    if event.burning or not (event.free or (event.sighted and silent)):
+        return server, (ProbeGeneration(PROBE_PAUSE),)
+    failure = event.failure
+    if server.doubt is not None:
+        failure = replace(server.doubt, cause=f"{server.doubt.cause}; and a small generation failed: {failure.cause}")
+    else:
+        failure = replace(failure, cause=f"hangs: no answer, no token, and a small generation failed: {failure.cause}")
+    return _fail(server, failure, now)
+
+
+def _trouble(server: Server, failure: Failure, now: float) -> Step:
+    if server.state is State.READY:
+        suspect = replace(server, state=State.SUSPECT, since=now, doubt=failure)
+        return suspect, (ProbeGeneration(PROBE_PAUSE), Tell(f"in doubt: {failure}"))
+    if server.state is State.SUSPECT and server.doubt is None:
+        return replace(server, doubt=failure), ()
+    return server, ()

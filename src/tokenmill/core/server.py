@@ -15,7 +15,7 @@ class State(StrEnum):
     ANSWERING = "answering"  # the right server answers; it does not generate yet
     CANARY = "canary"  # real completions are on their way through the production path
     READY = "ready"  # takes prompts
-    SUSPECT = "suspect"  # has work, shows no progress; a small generation decides
+    SUSPECT = "suspect"  # has work and shows no progress, or failed the pump; a small generation decides
     STOPPING = "stopping"  # being ended on request
     STOPPED = "stopped"  # gone, as asked
     BACKOFF = "backoff"  # a restart is scheduled
@@ -182,10 +182,20 @@ class ProbePassed:
 
 @dataclass(frozen=True, slots=True)
 class ProbeFailed:
-    """It did not. `burning`: the server's processes use processor time, so it may be compiling."""
+    """It did not. `burning`: the server's processes use processor time, so it may be compiling. `free`: a slot was
+    free for it. `sighted`: tokens of this server are seen as they come, by counters or in streams."""
 
     failure: Failure
     burning: bool
+    free: bool = True
+    sighted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """The pump met a failure that is the server's; what the server is taken for if a small generation fails, too."""
+
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +211,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """`busy`: requests are in flight, so silence means something."""
+    """`busy`: requests are in flight, so silence means something. `blind`: nothing would show that it works."""
 
     busy: bool = False
+    blind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +251,7 @@ Event = (
     | CanaryPassed
     | ProbePassed
     | ProbeFailed
+    | Trouble
     | Failed
     | Tick
     | Stop
@@ -282,7 +294,9 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class ProbeGeneration:
-    pass
+    """Ask for a small generation, `after` so many seconds."""
+
+    after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,9 +324,10 @@ Action = Spawn | Watch | RunCanary | Admit | Withdraw | ProbeGeneration | Kill |
 class Server:
     """One server's state. `since` is when the state began, `progress_at` the last evidence, `life` the starts.
 
-    `phases` are those of this life's start that have ended, with the seconds they took. `held`: it waits for the
-    surroundings. `probation`: it was quarantined, and one more failure quarantines it again. `once_failed` are the
-    kinds that it has failed of and that allow a single restart.
+    `phases` are those of this life's start that have ended, with the seconds they took. `doubt`: the trouble that made
+    it SUSPECT, None where it was silence. `held`: it waits for the surroundings. `probation`: it was quarantined, and
+    one more failure quarantines it again. `once_failed` are the kinds that it has failed of and that allow a single
+    restart.
     """
 
     index: int
@@ -337,6 +352,7 @@ class Server:
     fresh_ports: bool = False
     ready_at: float | None = None
     failure: Failure | None = None
+    doubt: Failure | None = None
     story: tuple[str, ...] = ()
 
     @property

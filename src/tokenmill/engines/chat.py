@@ -1,13 +1,16 @@
 """The OpenAI chat dialect: one request and one answer, as vLLM, SGLang, llama.cpp and others speak it.
 
-The thought comes in `reasoning_content`, in `reasoning` or inside `content`, whichever the server sends.
+The thought comes in `reasoning_content`, in `reasoning` or inside `content`, whichever the server sends. Whole or in
+pieces, an answer is the same Completion.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
 
 from tokenmill.core.records import NULL, Completion
+from tokenmill.core.stream import Events, Stream
 from tokenmill.engines.base import Rendered, Request, Sampling, as_ids, decode_json, text_of_fields
 from tokenmill.errors import BrokenError
 
@@ -49,6 +52,26 @@ class _Reply(msgspec.Struct):
     prompt_token_ids: msgspec.Raw = NULL
 
 
+class _Delta(_Message):
+    tool_calls: msgspec.Raw = NULL
+
+
+class _Piece(msgspec.Struct):
+    index: int = 0
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+    token_ids: msgspec.Raw = NULL
+    prompt_token_ids: msgspec.Raw = NULL
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Piece] = []
+    usage: _Usage | None = None
+    prompt_token_ids: msgspec.Raw = NULL
+    error: msgspec.Raw = NULL
+    object: str | None = None
+
+
 class _Models(msgspec.Struct):
     data: list["ModelCard"] = []
 
@@ -62,6 +85,7 @@ class ModelCard(msgspec.Struct):
 
 
 _reply = msgspec.json.Decoder(_Reply)
+_chunk = msgspec.json.Decoder(_Chunk)
 _models = msgspec.json.Decoder(_Models)
 
 
@@ -89,6 +113,10 @@ def decode(body: bytes) -> Completion:
     reply, damaged = decode_json(body, _reply)
     if not reply.choices:
         raise BrokenError(f"an answer without a choice: {body[:200]!r}")
+    return _completion(reply, damaged)
+
+
+def _completion(reply: _Reply, damaged: bool) -> Completion:
     choice, usage = reply.choices[0], reply.usage or _Usage()
     message = choice.message
     finish = choice.finish_reason or ""
@@ -104,6 +132,93 @@ def decode(body: bytes) -> Completion:
         reasoning_tokens=reasoning_tokens or None,
         damaged=damaged,
     )
+
+
+_STREAM = b',"stream":true,"stream_options":{"include_usage":true}}'
+
+
+def streamed(body: bytes, seen: Callable[[], None]) -> tuple[bytes, Stream]:
+    """A chat request's body that asks for pieces, and what puts them together."""
+    return body.removesuffix(b"}") + _STREAM, ChatStream(seen)
+
+
+class ChatStream(Stream):
+    """Keeps texts and ids alone: the events of 8,000 tokens are 2 MB, and hundreds of answers are on their way."""
+
+    def __init__(self, seen: Callable[[], None]) -> None:
+        self._seen = seen
+        self._begun = False
+        self._events = Events()
+        self._whole: list[bytes] = []
+        self._content: list[str] = []
+        self._reasoning_content: list[str] = []
+        self._reasoning: list[str] = []
+        self._ids: list[bytes] = []
+        self._prompt_ids = NULL
+        self._usage: _Usage | None = None
+        self._finish = ""
+        self._done = False
+        self._damaged = False
+
+    def feed(self, data: bytes) -> None:
+        if not self._begun:
+            data = data.lstrip()
+            self._begun = bool(data)
+            self.plain = data[:1] in (b"{", b"[", b"<")
+        if self.plain:
+            self._whole.append(data)
+            return
+        for event in self._events.feed(data):
+            self._take(event)
+
+    def _take(self, event: bytes) -> None:
+        if event == b"[DONE]":
+            self._done = True
+            return
+        chunk, damaged = decode_json(event, _chunk)
+        if chunk.error != NULL or chunk.object == "error":
+            text = event[:2000].decode("utf-8", "replace")
+            raise BrokenError(f"an error in the middle of an answer: {text}", body=text)
+        self._damaged |= damaged
+        self._usage = chunk.usage or self._usage
+        if chunk.prompt_token_ids != NULL:
+            self._prompt_ids = chunk.prompt_token_ids
+        for piece in chunk.choices:
+            if piece.index == 0:
+                self._add(piece)
+
+    def _add(self, piece: _Piece) -> None:
+        came = False
+        if (delta := piece.delta) is not None:
+            came = bool(delta.content or delta.reasoning or delta.reasoning_content) or delta.tool_calls != NULL
+            if delta.content:
+                self._content.append(delta.content)
+            if delta.reasoning:
+                self._reasoning.append(delta.reasoning)
+            if delta.reasoning_content:
+                self._reasoning_content.append(delta.reasoning_content)
+        if piece.token_ids is not NULL and (ids := as_ids(piece.token_ids)) != NULL:
+            self._ids.append(bytes(ids)[1:-1])
+            came = True
+        if piece.prompt_token_ids != NULL:
+            self._prompt_ids = piece.prompt_token_ids
+        self._finish = piece.finish_reason or self._finish
+        if came:
+            self._seen()
+
+    def completion(self) -> Completion:
+        if self.plain:
+            return decode(b"".join(self._whole))
+        for event in self._events.end():
+            self._take(event)
+        if not self._finish or not (self._done or self._usage):
+            raise BrokenError("the stream ended before the answer did")
+        message = _Message("".join(self._content), "".join(self._reasoning_content), "".join(self._reasoning))
+        ids = msgspec.Raw(b"[%b]" % b",".join(self._ids)) if self._ids else NULL
+        if self._usage and self._usage.completion_tokens not in (0, bytes(ids).count(b",") + 1):
+            ids = NULL  # some were in no event: not all the ids are none
+        choice = _Choice(message, self._finish, token_ids=ids)
+        return _completion(_Reply([choice], self._usage, self._prompt_ids), self._damaged)
 
 
 def models(body: bytes) -> list[ModelCard]:

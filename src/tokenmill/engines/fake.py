@@ -68,8 +68,8 @@ class Fake(OpenAI):
         return Forecast(Limits(given.number("slots") or 16, "slots"))
 
     def load(self, metrics: str) -> Load:
-        found = values(metrics, "fake:running", "fake:tokens_total")
-        return Load(running=whole(found.get("fake:running", 0.0)), queued=0, tokens=found.get("fake:tokens_total"))
+        running, queued, tokens = map(values(metrics, *_GAUGES).get, _GAUGES)
+        return Load(running=whole(running), queued=whole(queued), tokens=tokens)
 
     def phase(self, line: str, reached: float = 0.0) -> Phase | None:
         return _vllm.phase(line, reached)
@@ -86,3 +86,6 @@ class Fake(OpenAI):
 
     def abort(self, request_id: str) -> Request | None:
         return None
+
+
+_GAUGES = ("fake:running", "fake:queued", "fake:tokens_total")

@@ -1,19 +1,22 @@
 """Any OpenAI-compatible server: launched by a command of the user's, or running already at given addresses.
 
-Nothing is known of it but /v1/models and chat. Its identity is the model's name there (and, where tokenmill launched
-it, that the process which listens is ours). Token ids are kept where the server gives them.
+Nothing is known of it but /v1/models, chat, and token counters where it is an engine that tokenmill knows; where it has
+none, answers are streamed, so that tokens are seen. Its identity is the model's name there (and, where tokenmill
+launched it, that the process which listens is ours). Token ids are kept where the server gives them.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tokenmill.core.capacity import Forecast, Given, Limits
 from tokenmill.core.records import Completion
 from tokenmill.core.server import Failure
+from tokenmill.core.stream import Stream, Streaming
 from tokenmill.engines import chat
 from tokenmill.engines.base import (
     Engine,
     Launch,
+    Load,
     Probes,
     Rendered,
     Request,
@@ -22,21 +25,26 @@ from tokenmill.engines.base import (
     Spec,
     flags,
 )
+from tokenmill.engines.llamacpp import LlamaCpp
 from tokenmill.engines.logs import COMMON_NOTICED, COMMON_ROOTS, COMMON_WEAK, Tiers, explain
+from tokenmill.engines.sglang import SGLang
+from tokenmill.engines.vllm import VLLM
 
 ASSUMED_RUNNING = 32
 """Nothing tells what an unknown server can run at once; most queue what is too much."""
 
 _ASSUMED = Limits(good=ASSUMED_RUNNING, good_why="an assumption; generation.concurrency says more")
 
+_KNOWN: tuple[Engine, ...] = (VLLM(), SGLang(), LlamaCpp())
+"""Whose counters are understood, whoever stands behind an address."""
+
 _ENGINE_DEAD = re.compile(r"EngineDeadError|EngineCore encountered|EngineGenerateError|Background loop has errored")
 """Whatever stands behind an unknown address, it is vLLM more often than not."""
-
 
 TIERS: Tiers = (COMMON_ROOTS, COMMON_WEAK, COMMON_NOTICED)
 
 
-class OpenAI(Engine):
+class OpenAI(Engine, Streaming):
     kind = "openai"
     renders = "chat"
     loads = ""
@@ -55,7 +63,7 @@ class OpenAI(Engine):
         return Launch((*argv, *flags(spec.args)))
 
     def probes(self, spec: Spec) -> Probes:
-        return Probes("/v1/models", "/v1/models", "/v1/models")
+        return Probes("/v1/models", "/v1/models", "/v1/models", "/metrics")
 
     def stranger(self, spec: Spec, identity: bytes) -> str:
         served = chat.names(chat.models(identity))
@@ -77,6 +85,13 @@ class OpenAI(Engine):
 
     def decode(self, body: bytes) -> Completion:
         return chat.decode(body)
+
+    def streamed(self, body: bytes, seen: Callable[[], None]) -> tuple[bytes, Stream]:
+        return chat.streamed(body, seen)
+
+    def load(self, metrics: str) -> Load:
+        loads = (engine.load(metrics) for engine in _KNOWN if f"{engine.kind}:" in metrics)
+        return next((load for load in loads if load.tokens is not None), Load())
 
     def lost(self, body: str) -> bool:
         return _ENGINE_DEAD.search(body) is not None

@@ -68,6 +68,12 @@ class Script:
     close_idle_s: float = 75.0
     ignore_close: bool = False  # a request goes on without its connection: only an abort ends it
     requests: str = ""
+    # -- slots, streams, counters (SIGUSR1 stops the engine behind the pages, SIGUSR2 lets it go on)
+    quick_canary: bool = False  # tokenmill's own prompts take no time, once they have a slot
+    stream: str = "yes"  # yes | ignored | refused
+    no_metrics: bool = False
+    metrics_freeze: bool = False  # the page says running 0 and never moves
+    health_fails_after: int = -1
 
     def is_bad(self, prompt: str) -> bool:
         """Whether this prompt is one of the bad ones: by its hash, so that a repeated run agrees."""
@@ -91,7 +97,7 @@ class Script:
     def latency_s(self, prompt: str, rng: random.Random) -> float:
         """Seconds until the answer."""
         mean = self.bad_latency_ms if self.is_bad(prompt) and self.bad_latency_ms else self.latency_ms
-        if mean <= 0:
+        if mean <= 0 or (self.quick_canary and is_canary(prompt)):
             return 0.0
         if self.sigma <= 0:
             return mean / 1000 / self.speed

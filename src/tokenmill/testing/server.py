@@ -1,16 +1,20 @@
 """A scripted server: python -m tokenmill.testing.server --port N [faults]. Speaks the chat dialect and SGLang's own.
 
-It stands in for a real engine only where that cannot be told to misbehave. What it does is in script.py.
+As engines do, it runs `slots` generations at once, queues the others, and counts tokens as they come. It stands in for
+a real engine only where that cannot be told to misbehave. What it does is in script.py.
 """
 
 import asyncio
 import json
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +22,28 @@ from typing import Any
 from aiohttp import web
 
 from tokenmill.testing.script import Script, parse
+from tokenmill.testing.streams import chunks
+
+STEP_S = 0.2
+"""Between two looks at what a generation has come to: streamed pieces, token counters."""
+
+PIECES = 8
+"""Of a streamed answer that takes no time, at least."""
 
 
 class Server:
-    """One scripted server. `generations` counts requests to generate, `running` those that are not answered yet."""
+    """One scripted server. `generations` counts requests to generate, `running` those that have a slot, `queued` those
+    that wait for one."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
         self.generations = 0
         self.running = 0
+        self.queued = 0
         self.tokens = 0
+        self.moves = asyncio.Event()
+        self.moves.set()
+        self._slots = asyncio.Semaphore(script.slots)
         self._rng = random.Random(script.seed)
         self._aborts: dict[str, asyncio.Event] = {}
         self._began = time.monotonic()
@@ -58,7 +74,9 @@ class Server:
 
     # -- pages -------------------------------------------------------------------------------------------------------
     async def health(self, request: web.Request) -> web.Response:
-        return web.Response(status=200 if self._warm else 503)
+        """200, before it is warm and after `health_fails_after` 503; whether the engine works or not."""
+        fails = 0 <= self.script.health_fails_after < self.generations
+        return web.Response(status=200 if self._warm and not fails else 503)
 
     async def models(self, request: web.Request) -> web.Response:
         """/v1/models, with the nonce as a second name."""
@@ -76,16 +94,25 @@ class Server:
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """Prometheus text, in its own names and in SGLang's."""
+        """Prometheus text, in its own names and in SGLang's. An engine that is stopped runs nothing, as vLLM's says."""
+        if self.script.no_metrics:
+            return web.Response(status=404)
+        live = self.moves.is_set() and not self.script.metrics_freeze
+        running, queued = (self.running, self.queued) if live else (0, 0)
+        tokens = 0 if self.script.metrics_freeze else self.tokens
         lines = [
             "# TYPE fake:running gauge",
-            f"fake:running {self.running}",
+            f"fake:running {running}",
+            "# TYPE fake:queued gauge",
+            f"fake:queued {queued}",
             "# TYPE fake:tokens counter",
-            f"fake:tokens_total {self.tokens}",
+            f"fake:tokens_total {tokens}",
             "# TYPE sglang:num_running_reqs gauge",
-            f"sglang:num_running_reqs {self.running}",
+            f"sglang:num_running_reqs {running}",
+            "# TYPE sglang:num_queue_reqs gauge",
+            f"sglang:num_queue_reqs {queued}",
             "# TYPE sglang:generation_tokens counter",
-            f"sglang:generation_tokens_total {self.tokens}",
+            f"sglang:generation_tokens_total {tokens}",
         ]
         return web.Response(text="\n".join(lines) + "\n")
 
@@ -123,26 +150,31 @@ class Server:
             {"begin": name, "prompt": prompt[:200], "t": time.monotonic(), "body": body if script.requests else {}}
         )
         self.generations += 1
-        self.running += 1
+        number = self.generations
         aborted = self._aborts[name] = asyncio.Event()
         try:
-            fault = await self._fault(request, prompt)
+            fault = self._fault(request, prompt)
             if fault is not None:
                 return fault
-            if await _within(aborted, script.latency_s(prompt, self._rng)):
+            if body.get("stream") and script.stream == "refused":
+                return web.json_response({"error": {"message": "stream_options is not known"}}, status=400)
+            async with self._slot():
+                if 0 <= script.hang_after < number or self._rng.random() < script.lose:
+                    await asyncio.sleep(86400)
+                if self._goes_bad():
+                    script, thinking = replace(script, text="!" * 2000, finish="length"), False
+                if body.get("stream") and script.stream == "yes":
+                    return await self._stream(request, body, prompt, reply(script, prompt, thinking), aborted)
+                async for _ in self._steps(prompt, _text(script, prompt, thinking), aborted):
+                    pass
+            if aborted.is_set():
                 return web.json_response({"error": {"message": "aborted"}}, status=400)
-            if 0 <= script.exit_after < self.generations:
-                os.kill(os.getpid(), signal.SIGKILL)
             if script.accept_length:
                 sys.stderr.write(f"Decode batch, #running-req: 1, accept len: {script.accept_length:.2f}\n" * 10)
                 sys.stderr.flush()
-            if self._goes_bad():
-                script, thinking = replace(script, text="!" * 2000, finish="length"), False
-            text = _text(script, prompt, thinking)
-            self.tokens += len(text.encode("utf-8", "surrogatepass"))
+            self._exit()
             return web.json_response(reply(script, prompt, thinking), dumps=_dumps)
         finally:
-            self.running -= 1
             self._aborts.pop(name, None)
             self._note({"end": name, "prompt": prompt[:200], "t": time.monotonic()})
 
@@ -159,7 +191,57 @@ class Server:
         self._bad = True
         return True
 
-    async def _fault(self, request: web.Request, prompt: str) -> web.StreamResponse | None:
+    # -- slots, streams, counters
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        self.queued += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self.queued -= 1
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self._slots.release()
+
+    async def _steps(
+        self, prompt: str, text: str, aborted: asyncio.Event, least: int = 1
+    ) -> AsyncIterator[tuple[int, int]]:
+        """The generation itself, over its latency: which step of how many is done, until the end or an abort."""
+        seconds = self.script.latency_s(prompt, self._rng)
+        steps = max(least, math.ceil(seconds / STEP_S))
+        tokens = len(text.encode("utf-8", "surrogatepass"))
+        for step in range(steps):
+            if await _within(aborted, seconds / steps):
+                return
+            await self.moves.wait()
+            self.tokens += tokens * (step + 1) // steps - tokens * step // steps
+            yield step, steps
+
+    async def _stream(
+        self, request: web.Request, body: Any, prompt: str, reply: Any, aborted: asyncio.Event
+    ) -> web.StreamResponse:
+        """The chat dialect's answer in pieces; an abort or a death tears it."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        part, last = chunks(reply, bool((body.get("stream_options") or {}).get("include_usage")))
+        text = str(reply["choices"][0]["message"])
+        async for step, steps in self._steps(prompt, text, aborted, PIECES):
+            for chunk in part(step, steps):
+                await response.write(f"data: {_dumps(chunk)}\n\n".encode())
+        self._exit()
+        if not aborted.is_set():
+            await response.write("".join(f"data: {_dumps(chunk)}\n\n" for chunk in last).encode())
+            await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _exit(self) -> None:
+        if 0 <= self.script.exit_after < self.generations:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _fault(self, request: web.Request, prompt: str) -> web.StreamResponse | None:
         script = self.script
         if not prompt.strip() and script.die_on_empty:
             os._exit(1)
@@ -175,8 +257,6 @@ class Server:
             if script.then_close and request.transport is not None:
                 asyncio.get_running_loop().call_later(0.05, os._exit, 1)
             return web.json_response({"error": {"message": script.error_text}}, status=500)
-        if 0 <= script.hang_after < self.generations or self._rng.random() < script.lose:
-            await asyncio.sleep(86400)
         return None
 
     @staticmethod
@@ -243,8 +323,9 @@ def _dumps(value: Any) -> str:
 
 async def serve(script: Script) -> None:
     """Runs until SIGTERM. Refuses a port that is taken, and drops what nobody waits for, as engines do."""
+    server = Server(script)
     runner = web.AppRunner(
-        Server(script).app(),
+        server.app(),
         access_log=None,
         keepalive_timeout=script.close_idle_s,
         handler_cancellation=not script.ignore_close,
@@ -258,7 +339,10 @@ async def serve(script: Script) -> None:
     sys.stderr.write(f"Uvicorn running on http://127.0.0.1:{script.port}\n")
     sys.stderr.flush()
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, server.moves.clear)
+    loop.add_signal_handler(signal.SIGUSR2, server.moves.set)
     await stop.wait()
     await runner.cleanup()
 
