@@ -15,11 +15,11 @@ def survivors(folder: RunFolder) -> list[ServerEntry]:
     return [entry for entry in folder.state().servers if is_alive(entry)]
 
 
-async def end_survivor(folder: RunFolder, entry: ServerEntry) -> str:
+async def end_survivor(folder: RunFolder, entry: ServerEntry, *, grace_s: float = STOP_GRACE_S) -> str:
     """Ends what lives of a server of an earlier tokenmill; says what cannot be ended, empty where all is gone."""
     # Where its main process is gone, the group's number may be a stranger's by now; the mark never is.
     group = entry.group if processes.alive(entry.process) else processes.NO_GROUP
-    left = await processes.end_group(group, entry.nonce, grace_s=STOP_GRACE_S, verify_s=VERIFY_S)
+    left = await processes.end_group(group, entry.nonce, grace_s=grace_s, verify_s=VERIFY_S)
     shutil.rmtree(launch.tmp_folder(folder.path, entry.index), ignore_errors=True)
     return ", ".join(map(processes.describe, left))
 

@@ -68,7 +68,7 @@ class Progress:
         counts, labels = self._before.prompts if self._before else PromptCounts(), {}
         if self.ledger is not None:
             counts, labels = self.ledger.counts(), dict(self.ledger.labels)
-        running = self.state in ("starting", "generating", "draining")
+        running = self.state in ("starting", "generating", "draining", "up")
         servers = self._node.servers if self._node and running else ()
         tokens = self._node.tokens if self._node else 0
         mean = tokens / self._seconds if self._seconds else 0.0

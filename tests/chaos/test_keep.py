@@ -57,7 +57,9 @@ def test_up_status_logs_run_and_down_on_real_servers(llama: Case, tokenmill: Com
         assert ": started as pid" not in said, "run did not take the servers that were up"
         assert llama.server_pids() == pids
         assert _all_live(pids)
-        assert "2 servers ended" in tokenmill("down", llama.run_path)[1]
+        said = tokenmill("down", llama.run_path)[1]
+        assert "2 servers ended" in said
+        assert all(f"server {index} ended: pid {pid}, port {llama.port + index}" in said for index, pid in pids.items())
         assert llama.leftovers() == []
         assert foreign.poll() is None
     assert tokenmill("down", llama.run_path) == (0, "no server is left\n")
