@@ -370,8 +370,7 @@ def main() -> None:
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:  # its reader has seen enough; Python would report its own flush at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except SystemExit:  # click's, where whoever read from our pipe has seen enough
         code = 0
     except Exception as error:  # noqa: BLE001
         code = _usage_or_bug(error)

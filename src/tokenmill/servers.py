@@ -75,17 +75,20 @@ def status_of(folder: RunFolder) -> RunStatus:
         silent = time.time() - last.updated
         words = f"tokenmill {owner.command}, pid {owner.process.pid}, has not said anything for {duration(silent)}"
         return replace(last, message=last.message or words) if silent > SILENT_S else last
-    living = {(entry.node, entry.index): entry for entry in folder.state().servers if is_alive(entry)}
+    entries = folder.state().servers
+    living = {(entry.node, entry.index): entry for entry in entries if is_alive(entry)}
     if last is None:
         servers = tuple(_left(entry, None) for entry in living.values())
         return RunStatus(folder.path.name, "stopped", PromptCounts(), servers, 0.0, None, None)
     known = {(server.node, server.index): server for server in last.servers}
-    servers = tuple(_left(entry, known.get(key)) for key, entry in living.items())
+    shown = [_left(entry, known.get(key)) for key, entry in living.items()]
     state = last.state if last.state in ENDED else "killed"
-    if state == "up":
-        servers += tuple(_lost(server) for key, server in known.items() if key not in living)
-        state = "up" if living else "stopped"
-    return replace(last, state=state, servers=servers, tokens_per_s=0.0, eta_s=None)
+    if state == "up" and not entries:
+        state = "stopped"  # by `down`
+    if state == "up" or (state == "failed" and not entries):
+        shown += [_lost(server) for key, server in known.items() if key not in living]
+    shown.sort(key=lambda server: (server.node, server.index))
+    return replace(last, state=state, servers=tuple(shown), tokens_per_s=0.0, eta_s=None)
 
 
 def _left(entry: ServerEntry, known: ServerStatus | None) -> ServerStatus:
@@ -111,9 +114,8 @@ def _left(entry: ServerEntry, known: ServerStatus | None) -> ServerStatus:
 def _lost(server: ServerStatus) -> ServerStatus:
     """One that `up` left, or could not start."""
     error = "it has ended since" if server.state in SERVING else server.last_error
-    return replace(
-        server, state=State.FAILED.value, pid=None, phase="", in_flight=0, tokens_per_s=0.0, last_error=error
-    )
+    state = State.FAILED.value if error else State.STOPPED.value
+    return replace(server, state=state, pid=None, phase="", in_flight=0, tokens_per_s=0.0, last_error=error)
 
 
 def status_lines(status: RunStatus) -> Iterator[str]:
@@ -142,7 +144,7 @@ def status_lines(status: RunStatus) -> Iterator[str]:
 
 def _row(server: ServerStatus) -> tuple[str, ...]:
     name = f"{server.node}/{server.index}" if server.node else str(server.index)
-    doing = f"{server.phase} {server.percent:.0f}%" if server.phase else ""
+    doing = f"{server.phase} {server.percent:.0f}%" if server.phase and server.state == State.STARTING else ""
     if server.in_flight or server.tokens_per_s:
         doing = f"{server.in_flight}/{server.capacity} in flight, {server.tokens_per_s:,.0f} tok/s"
     return (
@@ -152,7 +154,7 @@ def _row(server: ServerStatus) -> tuple[str, ...]:
         f"pid {server.pid}" if server.pid else "",
         "" if server.gpu in ("none", "") else f"GPU {server.gpu}",
         doing,
-        f"{server.restarts} restarts" if server.restarts else "",
+        f"{server.restarts} restart{'s' * (server.restarts > 1)}" if server.restarts else "",
     )
 
 
@@ -186,7 +188,7 @@ def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
     for entry in known:
         if entry.nonce not in nonces:
             log.say("down", f"server {entry.index} has ended with it: {_place(entry, [entry.process.pid])}")
-    if left:
+    if folder.state().servers:
         with folder.own("down"):
             stuck = asyncio.run(end(folder, left, log, grace_s=0.0 if now else STOP_GRACE_S))
         if stuck:
@@ -269,9 +271,8 @@ async def end(
         stuck = await asyncio.gather(*(one(entry) for entry in entries))
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-    gone = {entry.nonce for entry, lives in zip(entries, stuck, strict=True) if not lives}
     state = folder.state()
-    folder.write_servers(tuple(entry for entry in state.servers if entry.nonce not in gone), keep=state.keep)
+    folder.write_servers(tuple(entry for entry in state.servers if is_alive(entry)), keep=state.keep)
     return sum(stuck)
 
 

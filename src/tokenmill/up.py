@@ -104,14 +104,18 @@ async def _up(config: Config, folder: RunFolder, log: EventLog, progress: Progre
     if unready := [entry for entry in survivors(folder) if entry.nonce not in kept]:
         await end(folder, unready, log)
     progress.state = "up" if ready else "stopped" if interrupts.asked() else "failed"
+    if interrupts.asked() or any(isinstance(error, StoppedError) for error in trouble):
+        failure = None
+    else:
+        failure = trouble[0] if trouble else _judge(config, folder, log, node.supervisors, len(ready))
+    progress.message = "" if node.supervisors else str(failure or "")  # else the servers' own lines say it
     progress.look(await node.status())
     progress.publish()
-    if interrupts.asked() or any(isinstance(error, StoppedError) for error in trouble):
+    if failure is not None or interrupts.asked():
         _say_kept(folder, log)
-        return INTERRUPTED
-    if trouble:
-        raise trouble[0]
-    return _judge(config, folder, log, node.supervisors, len(ready))
+    if failure is not None:
+        raise failure
+    return INTERRUPTED if interrupts.asked() else UP
 
 
 async def _look(node: LocalNode, log: EventLog, progress: Progress) -> None:
@@ -143,15 +147,21 @@ def _say_kept(folder: RunFolder, log: EventLog) -> None:
         log.say("run", f"server {numbers} goes on", fix=f"tokenmill down {folder.path}   ends what goes on")
 
 
-def _judge(config: Config, folder: RunFolder, log: EventLog, supervisors: Sequence[Supervisor], ready: int) -> int:
+def _judge(
+    config: Config, folder: RunFolder, log: EventLog, supervisors: Sequence[Supervisor], ready: int
+) -> NoServerError | None:
+    """What is missing: an error below min_ready, else a warning."""
     missing = [supervisor for supervisor in supervisors if supervisor.server.state not in SERVING]
-    look = f"tokenmill logs {folder.path} {missing[0].place.index}" if missing else ""
-    wanted = _wanted(config, supervisors)
-    if ready < wanted:
-        _say_kept(folder, log)
-        words = f"only {ready} of {len(supervisors)} servers are ready, and min_ready = {config.fleet.min_ready}"
-        raise NoServerError(words, fix=look)
-    if missing:
-        names = ", ".join(supervisor.name for supervisor in missing)
-        log.say("run", f"{ready} of {len(supervisors)} servers are ready, without server {names}", "warn", look)
-    return UP
+    if not missing:
+        return None
+    failures: dict[str, list[str]] = {}
+    for supervisor in missing:
+        failures.setdefault(str(supervisor.server.failure or "not ready"), []).append(supervisor.name)
+    why = "; ".join(f"server {', '.join(names)}: {words}" for words, names in failures.items())
+    known = (supervisor.server.failure.fix for supervisor in missing if supervisor.server.failure)
+    fix = next(filter(None, known), f"tokenmill logs {folder.path} {missing[0].place.index}")
+    words = f"{ready} of {len(supervisors)} servers are ready; {why}"
+    if ready < _wanted(config, supervisors):
+        return NoServerError(words if config.fleet.min_ready <= 1 else f"{words}; min_ready is not reached", fix=fix)
+    log.say("run", words, "warn", fix)
+    return None

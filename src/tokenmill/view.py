@@ -28,8 +28,8 @@ COLUMNS = ("server", "state", "phase", "in flight", "tok/s", "restarts")
 GAP, LEAST_PROBLEM = 2, 12
 """Between columns, and the least room that a problem's words are worth: else they are left out."""
 
-TOLD = frozenset({"pending", "backoff", "failed", "quarantined"})
-"""States that an event with its cause tells, or that nothing is to be told of."""
+TOLD = frozenset({"pending", "ready", "backoff", "failed", "quarantined"})
+"""States that an event tells with more words, or that nothing is to be told of."""
 
 QUIET_KINDS = frozenset({"state"})
 """Events that the table shows anyway."""
@@ -181,7 +181,8 @@ def changes(before: Iterable[ServerStatus], servers: Iterable[ServerStatus]) -> 
     known = {(server.node, server.index): (server.state, server.phase) for server in before}
     for server in servers:
         new = (server.state, server.phase)
-        if new != known.get((server.node, server.index), ("pending", "")) and server.state not in TOLD:
+        old = known.get((server.node, server.index))
+        if new not in (old, ("starting", "")) and server.state not in TOLD:
             yield f"server {_name(server)}: {server.state}{_phase(server)}"
 
 
@@ -271,7 +272,8 @@ def _name(row: ServerStatus) -> str:
 
 
 def _phase(row: ServerStatus) -> str:
-    return f" {row.phase} {row.percent:.0f}%" if row.phase else ""
+    """Where a start is; nothing where the state says it all."""
+    return f" {row.phase} {row.percent:.0f}%" if row.phase and row.state == "starting" else ""
 
 
 def _cells(row: ServerStatus) -> tuple[str, ...]:

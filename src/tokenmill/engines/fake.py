@@ -25,9 +25,14 @@ from tokenmill.engines.base import (
 )
 from tokenmill.engines.metrics import values
 from tokenmill.engines.openai import OpenAI
+from tokenmill.engines.sglang import SGLang
 from tokenmill.engines.vllm import VLLM
 
 _vllm = VLLM()
+_sglang = SGLang()
+
+_PLAYS_SGLANG = "server_args="
+"""In a log that was recorded from SGLang: what such a script says is read as SGLang's words."""
 
 
 class Fake(OpenAI):
@@ -64,11 +69,13 @@ class Fake(OpenAI):
         return Load(running=whole(found.get("fake:running", 0.0)), queued=0, tokens=found.get("fake:tokens_total"))
 
     def phase(self, line: str) -> Phase | None:
-        return _vllm.phase(line)
+        return _vllm.phase(line) or _sglang.phase(line)
 
     def diagnose(self, tail: Sequence[str], exit_code: int | None) -> Failure:
         if exit_code == 2:
             return Failure(FailureKind.CONFIG, "the scripted server refuses a flag", "", tuple(tail[-2:]), exit_code)
+        if any(_PLAYS_SGLANG in line for line in tail):
+            return _sglang.diagnose(tail, exit_code)
         return match_rules(_RULES, tail, exit_code)
 
     def lost(self, body: str) -> bool:

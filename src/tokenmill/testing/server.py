@@ -56,6 +56,7 @@ class Server:
 
     # -- pages -------------------------------------------------------------------------------------------------------
     async def health(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self.script.health_delay_s)
         return web.Response(status=200 if self._warm else 503)
 
     async def models(self, request: web.Request) -> web.Response:
@@ -238,14 +239,67 @@ async def serve(script: Script) -> None:
     sys.stderr.write(f"Uvicorn running on http://127.0.0.1:{script.port}\n")
     sys.stderr.flush()
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    if not script.ignore_sigterm:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await stop.wait()
     await runner.cleanup()
+
+
+# -- faults of the start -----------------------------------------------------------------------------------------------
+def _start_fault(script: Script) -> int | None:
+    """Does what its start is to suffer; an exit code where that is its end."""
+    if script.ignore_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if script.double_fork:
+        words = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+        launcher = (
+            f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {words!r}], start_new_session=True)"
+        )
+        subprocess.run([sys.executable, "-c", launcher], check=True)
+    hit = _is_hit(script)
+    lines = Path(script.log_file).read_text(encoding="utf-8").splitlines() if script.log_file else []
+    for line in lines[: script.exit_after_line if hit and script.exit_after_line >= 0 else None]:
+        sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+    if not hit:
+        return None
+    if script.silent or script.zombies:
+        if script.zombies:
+            for _ in range(2):
+                os.posix_spawn("/bin/false", ["false"], os.environ)
+        _note_fault(script)
+        time.sleep(3600)
+    oom = script.mem_fraction_static > script.capture_oom_above > 0
+    if not (oom or script.exit_after_line >= 0 or script.while_there):
+        return None
+    oom_words = "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 96.00 MiB."
+    sys.stderr.write((oom_words if oom else script.last_words.replace("\\n", "\n")) + "\n")
+    sys.stderr.flush()
+    _note_fault(script)
+    if script.exit_code < 0:
+        os.kill(os.getpid(), -script.exit_code)
+    return script.exit_code or 1
+
+
+def _is_hit(script: Script) -> bool:
+    """Whether this server in this life is one that the script's faults are meant for."""
+    meant = script.only in (-1, script.number)
+    fresh = not script.once or not Path(script.once).exists()
+    there = not script.while_there or Path(script.while_there).exists()
+    return meant and fresh and there
+
+
+def _note_fault(script: Script) -> None:
+    if script.once:
+        Path(script.once).write_text(str(time.time()), encoding="ascii")
 
 
 def main(argv: list[str]) -> int:
     """Does what the script says of the start, then serves."""
     script = parse(argv)
+    code = _start_fault(script)
+    if code is not None:
+        return code
     for line in script.log.split("|") if script.log else ():
         sys.stderr.write(line + "\n")
     sys.stderr.flush()
