@@ -1,0 +1,230 @@
+"""Harms for a storm: what is done to a run, when it has been noticed, and what it must then be called.
+
+A harm of the start is an argument of the scripted server and hits one life of one server; any other comes from outside.
+Its `words` are a pattern of the event that must tell it within `within_s`; without words nothing may be told at all.
+"""
+
+import csv
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.harness import Case, wait_until
+from tokenmill.core.server import Failure
+from tokenmill.engines.sglang import SGLang
+
+DATA = Path(__file__).parents[1] / "data"
+START_LOG = DATA / "sglang-0.5.11-h200" / "plain.log"
+
+STALL_S = 2.5
+"""fleet.stall_timeout of a storm's runs: processor time is read every 2 s, and it is evidence."""
+
+DEATH_S = 2.0
+HANG_S = STALL_S + 5.0
+CHILDREN_S = 5.0
+
+PRE_ARGUMENTS = 8
+"""Lines of the recorded log until SGLang has said its arguments: before them nobody knows whose words these are."""
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class Scene:
+    """A run under harm: `process` is its tokenmill, `start` begins another one on the same folder."""
+
+    case: Case
+    rng: random.Random
+    process: "subprocess.Popen[str]"
+    start: Callable[[], "subprocess.Popen[str]"]
+    stack: ExitStack
+    settings: dict[str, Any]
+
+    def pid(self, server: int) -> int:
+        """The server's main process, once there is one."""
+        wait_until(lambda: self.case.server_pids().get(server), self.process, 8.0)
+        return self.case.server_pids()[server]
+
+
+@dataclass(frozen=True)
+class Harm:
+    """`args` for the scripted server; `told_by` reads the words from them where they differ from run to run. `strike`
+    acts from outside and returns the Unix time when it hit. `real`: llama.cpp's servers can suffer it, too. `quick`:
+    may follow another one. `fleet`: hits all servers."""
+
+    name: str
+    words: str = ""
+    within_s: float = DEATH_S
+    args: Callable[[random.Random, int], dict[str, Any]] | None = None
+    strike: Callable[[Scene, int], float] | None = None
+    real: bool = False
+    quick: bool = False
+    fleet: bool = False
+    told_by: Callable[[dict[str, Any]], str] = field(default=lambda args: "")
+
+
+# -- from outside ------------------------------------------------------------------------------------------------------
+def _kill(scene: Scene, server: int) -> float:
+    pid, at = scene.pid(server), time.time()
+    os.kill(pid, signal.SIGKILL)
+    return at
+
+
+def _kill_child(scene: Scene, server: int) -> float:
+    children = Path(f"/proc/{(pid := scene.pid(server))}/task/{pid}/children")
+    wait_until(lambda: children.read_text().split(), scene.process, 5.0)
+    os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+    return time.time()
+
+
+def _kill_tokenmill(scene: Scene, server: int) -> float:
+    scene.process.kill()
+    scene.process.wait()
+    scene.process = scene.start()
+    return time.time()
+
+
+def _stop(scene: Scene, server: int) -> float:
+    os.kill(scene.pid(server), signal.SIGSTOP)
+    return time.time()
+
+
+def _stop_and_go(scene: Scene, server: int) -> float:
+    pid = scene.pid(server)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(scene.rng.uniform(0.1, 1.0))
+    os.kill(pid, signal.SIGCONT)
+    return time.time()
+
+
+def _steal_port(scene: Scene, server: int) -> float:
+    """A listener that is no server: it accepts, and says nothing."""
+    port = _killed(scene, server)
+    scene.stack.enter_context(_at_once(lambda: socket.create_server(("127.0.0.1", port))))
+    return time.time()
+
+
+class _Stale(BaseHTTPRequestHandler):
+    """Says 200 to everything, and that it serves another model."""
+
+    def do_GET(self) -> None:
+        body = b'{"data": [{"id": "old-model"}]}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def _stale_server(scene: Scene, server: int) -> float:
+    port = _killed(scene, server)
+    stale = scene.stack.enter_context(_at_once(lambda: ThreadingHTTPServer(("127.0.0.1", port), _Stale)))
+    threading.Thread(target=stale.serve_forever, daemon=True).start()
+    scene.stack.callback(stale.shutdown)
+    return time.time()
+
+
+def _killed(scene: Scene, server: int) -> int:
+    """Kills a server; returns its port, which is free until the next life takes it, a back-off later."""
+    entry = next(entry for entry in scene.case.run_folder.state().servers if entry.index == server)
+    os.kill(entry.process.pid, signal.SIGKILL)
+    return entry.port
+
+
+def _at_once(bind: Callable[[], T]) -> T:
+    """In this process: an interpreter of its own would come too late on a busy machine."""
+    deadline = time.monotonic() + 2.0
+    while True:
+        try:
+            return bind()
+        except OSError:
+            assert time.monotonic() < deadline, "the port of a dead server is not free"
+            time.sleep(0.001)
+
+
+def _give_back(scene: Scene, server: int) -> float:
+    """The mount that all servers load from comes back after a while."""
+    there = Path(scene.settings["while-there"])
+    time.sleep(2.0)
+    there.unlink()
+    return time.time()
+
+
+# -- of the start ------------------------------------------------------------------------------------------------------
+def _failures() -> list[tuple[str, int]]:
+    """Words that SGLang dies with in its start, and its exit code."""
+    with (DATA / "failures.tsv").open(encoding="utf-8", newline="") as rows:
+        found = csv.DictReader(rows, delimiter="\t", quoting=csv.QUOTE_NONE)
+        return [(row["text"], int(row["exit"])) for row in found if row["engine"] == "sglang" and row["exit"] != "2"]
+
+
+def _diagnosis(text: str, code: int) -> Failure:
+    return SGLang().diagnose(text.replace("\\n", "\n").splitlines(), code)
+
+
+def _exit_in_the_start(rng: random.Random, server: int) -> dict[str, Any]:
+    text, code = rng.choice(_failures())
+    line = rng.randrange(PRE_ARGUMENTS, len(START_LOG.read_text(encoding="utf-8").splitlines()))
+    return {"log-file": str(START_LOG), "exit-after-line": line, "last-words": text, "exit-code": code}
+
+
+def _told_by_sglang(args: dict[str, Any]) -> str:
+    return re.escape(_diagnosis(args["last-words"], args["exit-code"]).cause)
+
+
+def _flag(**args: Any) -> Callable[[random.Random, int], dict[str, Any]]:
+    return lambda rng, server: {name.replace("_", "-"): value for name, value in args.items()}
+
+
+DIED = r"exit code -9|it died|it ended"
+TAKEN = r"port (?:\d+ is|was) taken"
+
+HARMS = {
+    harm.name: harm
+    for harm in (
+        Harm("kill a server", DIED, strike=_kill, real=True, quick=True),
+        Harm("kill a child", strike=_kill_child, quick=True),
+        Harm("kill tokenmill", strike=_kill_tokenmill, real=True, quick=True),
+        Harm("stop", r"hangs|silent and idle", HANG_S, strike=_stop, real=True),
+        Harm("stop and go", strike=_stop_and_go, real=True, quick=True),
+        Harm("port theft", TAKEN, 6.0, strike=_steal_port, real=True),
+        Harm("stale server", TAKEN, 6.0, strike=_stale_server, real=True),
+        Harm("exit in the start", args=_exit_in_the_start, told_by=_told_by_sglang),
+        Harm("silence in the start", "silent and idle", HANG_S, args=_flag(silent=True)),
+        Harm("slow health", args=_flag(health_delay_s=1.5)),
+        Harm("double fork", DIED, args=_flag(double_fork=True), strike=_kill),
+        Harm("ignores SIGTERM", args=_flag(ignore_sigterm=True)),
+        Harm("zombies", "child", CHILDREN_S, args=_flag(zombies=True)),
+        Harm(
+            "graphs do not fit",
+            "captured",
+            args=_flag(mem_fraction_static=0.9, capture_oom_above=0.86, log_file=str(START_LOG)),
+            fleet=True,
+        ),
+        Harm(
+            "a mount is away",
+            "environment",
+            5.0,
+            args=_flag(exit_after_line=0, last_words="OSError: [Errno 107] Transport endpoint is not connected"),
+            strike=_give_back,
+            fleet=True,
+        ),
+    )
+}
+
+OFF = {"zombies", "graphs do not fit", "a mount is away"}
+"""Not told rightly yet: run with `--harms`, and taken out of here once they are."""
