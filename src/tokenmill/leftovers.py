@@ -15,6 +15,13 @@ def survivors(folder: RunFolder) -> list[ServerEntry]:
     return [entry for entry in folder.state().servers if is_alive(entry)]
 
 
+def sweep(folder: RunFolder) -> None:
+    """Removes the TMPDIR of servers that are gone: whoever ended them may have been killed before it came to that."""
+    for entry in folder.state().servers:
+        if not is_alive(entry):
+            shutil.rmtree(launch.tmp_folder(folder.path, entry.index), ignore_errors=True)
+
+
 async def end_survivor(folder: RunFolder, entry: ServerEntry, *, grace_s: float = STOP_GRACE_S) -> str:
     """Ends what lives of a server of an earlier tokenmill; says what cannot be ended, empty where all is gone."""
     # Where its main process is gone, the group's number may be a stranger's by now; the mark never is.

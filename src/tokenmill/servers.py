@@ -15,7 +15,7 @@ from tokenmill.core.status import PromptCounts, RunStatus, ServerStatus
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.folder import Owner, RunFolder, ServerEntry
-from tokenmill.leftovers import end_survivor, is_alive, survivors
+from tokenmill.leftovers import end_survivor, is_alive, survivors, sweep
 from tokenmill.machine import processes
 from tokenmill.supervise import STOP_GRACE_S
 from tokenmill.view import LINE_EVERY_S, View, duration
@@ -144,7 +144,7 @@ def status_lines(status: RunStatus) -> Iterator[str]:
 
 def _row(server: ServerStatus) -> tuple[str, ...]:
     name = f"{server.node}/{server.index}" if server.node else str(server.index)
-    doing = f"{server.phase} {server.percent:.0f}%" if server.phase and server.state == State.STARTING else ""
+    doing = f"{server.phase} {server.percent:.0f}%" if server.phase not in ("", server.state) else ""
     if server.in_flight or server.tokens_per_s:
         doing = f"{server.in_flight}/{server.capacity} in flight, {server.tokens_per_s:,.0f} tok/s"
     return (
@@ -190,6 +190,7 @@ def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
             log.say("down", f"server {entry.index} has ended with it: {_place(entry, [entry.process.pid])}")
     if folder.state().servers:
         with folder.own("down"):
+            sweep(folder)
             stuck = asyncio.run(end(folder, left, log, grace_s=0.0 if now else STOP_GRACE_S))
         if stuck:
             raise TokenmillError(f"{stuck} of {len(left)} servers cannot be ended", fix="ps -o pid,stat,wchan:32,args")

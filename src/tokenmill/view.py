@@ -273,7 +273,7 @@ def _name(row: ServerStatus) -> str:
 
 def _phase(row: ServerStatus) -> str:
     """Where a start is; nothing where the state says it all."""
-    return f" {row.phase} {row.percent:.0f}%" if row.phase and row.state == "starting" else ""
+    return f" {row.phase} {row.percent:.0f}%" if row.phase not in ("", row.state) else ""
 
 
 def _cells(row: ServerStatus) -> tuple[str, ...]:

@@ -58,6 +58,7 @@ class Scene:
     start: Callable[[], "subprocess.Popen[str]"]
     stack: ExitStack
     settings: dict[str, Any]
+    began: float = field(default_factory=time.time)
 
     def pid(self, server: int) -> int:
         """The server's main process, once there is one; raises OverError where the run has ended."""
@@ -124,8 +125,9 @@ def _kill_child(scene: Scene, server: int) -> float:
 def _kill_tokenmill(scene: Scene, server: int) -> float:
     scene.process.kill()
     scene.process.wait()
+    scene.began = time.time()
     scene.process = scene.start()
-    return time.time()
+    return scene.began
 
 
 def _stop(scene: Scene, server: int) -> float:

@@ -56,6 +56,7 @@ class Server:
 
     # -- pages -------------------------------------------------------------------------------------------------------
     async def health(self, request: web.Request) -> web.Response:
+        """200 once it is warm, after `health_delay_s`."""
         await asyncio.sleep(self.script.health_delay_s)
         return web.Response(status=200 if self._warm else 503)
 
