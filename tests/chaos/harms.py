@@ -207,10 +207,11 @@ def _at_once(bind: Callable[[], T]) -> T:
 
 def _give_back(scene: Scene, server: int) -> float:
     """The mount that all servers load from comes back after a while."""
-    there = Path(scene.settings["while-there"])
+    scene.pid(server)
+    at = time.time()
     time.sleep(2.0)
-    there.unlink()
-    return time.time()
+    Path(scene.settings["while-there"]).unlink()
+    return at
 
 
 # -- of the start ------------------------------------------------------------------------------------------------------
@@ -262,12 +263,13 @@ HARMS = {
         Harm(
             "graphs do not fit",
             "captured",
+            10.0,  # from the run's own start
             args=_flag(mem_fraction_static=0.9, capture_oom_above=0.86, log_file=str(START_LOG)),
             fleet=True,
         ),
         Harm(
             "a mount is away",
-            "environment",
+            "the environment's",  # as design.md calls it
             5.0,
             args=_flag(exit_after_line=0, last_words="OSError: [Errno 107] Transport endpoint is not connected"),
             strike=_give_back,
