@@ -1,12 +1,13 @@
 # make quickstart   the whole job, small and real, on this CPU
 # make test         everything that CI runs     (make full: the long forms, too)
+# make chaos        200 short runs, each under random harms (half an hour)
 # make check        ruff, format, mypy, house rules
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 
-.PHONY: quickstart test check full vllm bench clean
+.PHONY: quickstart test check full chaos vllm bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("tokenmill needs Python 3.11 or later, this is %d.%d" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
@@ -29,6 +30,9 @@ check: $(READY)
 
 full: $(READY)
 	$(BIN)/python -m pytest -q --long
+
+chaos: $(READY)
+	$(BIN)/python -m tests.chaos.storm --runs 200
 
 vllm: $(READY) tests/vllm/env/model/config.json
 	$(BIN)/python -m pytest -q -m vllm tests/vllm

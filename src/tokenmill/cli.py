@@ -23,7 +23,10 @@ app = typer.Typer(
 ConfigFile = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="The config, a TOML file; `tokenmill init` prints one.")
 ]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/NAME.")]
+RunPath = Annotated[
+    Path | None,
+    typer.Argument(metavar="[RUN]", help="A run folder, such as runs/NAME, or its config; default: the one here."),
+]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of the config; may repeat.")
 ]
@@ -31,6 +34,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 Skip = Annotated[
     list[str] | None, typer.Option("--skip", metavar="CHECK", help="Leave a doctor check out; may repeat.")
 ]
+
+
+def _server_numbers(ctx: typer.Context) -> list[str]:
+    """For the shell's completion of `logs RUN …`; nothing where there is no such run."""
+    from tokenmill.logs import numbers
+    from tokenmill.servers import folder_of
+
+    try:
+        return [str(number) for number in numbers(folder_of(ctx.params.get("run_path")))]
+    except TokenmillError:
+        return []
 
 
 @app.command()
@@ -131,53 +145,61 @@ def run(
 
 @app.command()
 def up(config: ConfigFile, setting: Set = None) -> None:
-    """Start the servers alone; returns when all are ready, and they outlive it."""
-    from tokenmill import servers
+    """Start the servers alone; returns when all are ready, and they outlive it.
+
+    Servers that run already are adopted. Exit code 4: fewer than fleet.min_ready are ready. Ctrl-C leaves those that
+    are ready and ends the others; a second one does not wait for them.
+    """
     from tokenmill.folder import RunFolder
+    from tokenmill.up import up as start
     from tokenmill.view import View
 
     loaded = _load(config, setting)
     folder = RunFolder(loaded.folder)
     folder.create()
-    with View(folder.run_log) as view:
-        _loop(servers.up(loaded, view))
-    for line in servers.status_lines(servers.status_of(folder)):
-        typer.echo(line)
+    try:
+        with View(folder.run_log, starting=True) as view:
+            code = _loop(start(loaded, view))
+    finally:
+        _show_status(folder)
+    raise typer.Exit(code)
 
 
 @app.command()
-def status(run_path: RunPath, as_json: AsJson = False) -> None:
+def status(run_path: RunPath = None, as_json: AsJson = False) -> None:
     """Show how far a run is, and each server's state."""
-    from tokenmill import servers
+    from tokenmill.servers import folder_of, status_of
 
-    found = servers.status_of(servers.folder_of(run_path))
-    if as_json:
-        _print_json(found)
-    else:
-        for line in servers.status_lines(found):
-            typer.echo(line)
+    folder = folder_of(run_path)
+    _print_json(status_of(folder)) if as_json else _show_status(folder)
 
 
 @app.command()
 def logs(
-    run_path: RunPath,
+    run_path: RunPath = None,
     server: Annotated[
-        int | None, typer.Argument(metavar="[SERVER]", help="A server's number; all where left out.")
+        int | None,
+        typer.Argument(metavar="[SERVER]", help="A server's number; default: all.", autocompletion=_server_numbers),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Last lines of each log.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended, until Ctrl-C.")] = False,
+    lines: Annotated[int | None, typer.Option("--lines", "-n", min=1, help="Last lines of each log; 50.")] = None,
+    this_life: Annotated[bool, typer.Option("--since-start", help="All since each server's last start.")] = False,
 ) -> None:
     """Show the servers' own logs, each line with its server's number in front."""
-    from tokenmill import servers
+    from tokenmill import logs as steps
+    from tokenmill.servers import folder_of
 
-    for line in servers.logs(servers.folder_of(run_path), server, follow=follow, lines=lines):
-        typer.echo(line)
+    count = lines if lines or this_life else 50
+    gone = steps.reader_gone(sys.stdout)
+    folder = folder_of(run_path)
+    for found in steps.logs(folder, server, follow=follow, lines=count, this_life=this_life, ended=gone):
+        typer.echo(steps.shown(*found, sys.stdout), color=True)
 
 
 @app.command()
 def down(
-    run_path: RunPath,
-    now: Annotated[bool, typer.Option("--now", help="Cut what is in flight instead of draining.")] = False,
+    run_path: RunPath = None,
+    now: Annotated[bool, typer.Option("--now", help="Cut what is in flight, and end servers without grace.")] = False,
 ) -> None:
     """End a run's servers, and nothing else; a live run is asked to drain and exit first."""
     from tokenmill import servers
@@ -206,7 +228,7 @@ def stage(
 @app.command()
 def inspect(
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help=".jsonl, .jsonl.zst, .parquet, a folder, or a run folder.")
+        Path, typer.Argument(metavar="DATA", help=".jsonl, .jsonl.zst, .parquet, a folder, a run folder or its config.")
     ],
     as_json: AsJson = False,
 ) -> None:
@@ -215,19 +237,22 @@ def inspect(
     from tokenmill.configfile import load
     from tokenmill.folder import RunFolder
     from tokenmill.inspection import inspect as look
+    from tokenmill.inspection import shown
+    from tokenmill.servers import folder_of
 
+    data = folder_of(data).path if data.suffix == ".toml" else data
     config = RunFolder(data).config
     found = look(data, rules_of(load(config)) if config.exists() else None)
     if as_json:
         _print_json(found)
     else:
-        _show_inspection(found)
+        typer.echo("\n".join(shown(found)))
     raise typer.Exit(5 if found.verdict == "fail" else 0)
 
 
 @app.command()
 def export(
-    run_path: RunPath,
+    run_path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/NAME, or its config.")],
     form: Annotated[str, typer.Argument(metavar="FORMAT", help="messages or parquet.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
 ) -> None:
@@ -244,7 +269,7 @@ def export(
 
 
 @app.command()
-def report(run_path: RunPath) -> None:
+def report(run_path: RunPath = None) -> None:
     """Write report.html and report.json anew; prints where they are."""
     from tokenmill import report as reports
     from tokenmill.config import rules_of
@@ -258,16 +283,15 @@ def report(run_path: RunPath) -> None:
 
 
 @app.command()
-def watch(run_path: RunPath) -> None:
+def watch(run_path: RunPath = None) -> None:
     """Follow a run in the terminal until it ends."""
     from tokenmill import servers
     from tokenmill.view import View
 
     folder = servers.folder_of(run_path)
     with View(None) as view:
-        last = servers.watch(folder, view)
-    for line in servers.status_lines(last):
-        typer.echo(line)
+        servers.watch(folder, view)
+    _show_status(folder)
 
 
 # -- beneath the commands ----------------------------------------------------------------------------------------------
@@ -300,7 +324,7 @@ def _run(path: Path, setting: list[str] | None, skip: list[str] | None, *, detac
     from tokenmill.folder import RunFolder
     from tokenmill.run import Order
     from tokenmill.run import run as whole
-    from tokenmill.view import View
+    from tokenmill.view import View, farewell
 
     loaded = _load(path, setting)
     folder = RunFolder(loaded.folder)
@@ -308,28 +332,17 @@ def _run(path: Path, setting: list[str] | None, skip: list[str] | None, *, detac
     words = ["tokenmill", "run", str(path), *(f"--set={value}" for value in setting or ())]
     with View(None if detached else folder.run_log) as view:
         code = _loop(whole(Order(loaded, shlex.join(words), tuple(skip or ())), view))
-    _farewell(folder, code)
+    if (last := folder.status()) is not None:
+        for line in farewell(last, folder.path, code):
+            _say(line)
     raise typer.Exit(code)
 
 
-def _farewell(folder: Any, code: int) -> None:
-    """What a finished run says last: counts, and where everything is."""
-    from tokenmill.view import duration
+def _show_status(folder: Any) -> None:
+    from tokenmill.servers import status_lines, status_of
 
-    found = folder.status()
-    if found is None:
-        return
-    counts = found.prompts
-    verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
-    speed = f" · {found.tokens:,} tokens in {duration(found.seconds)}, {found.tokens_per_s:,.0f} tok/s"
-    _say(f"{verdicts}, {counts.pending:,} pending{speed if found.seconds else ''}")
-    _say(f"dataset  {folder.data}")
-    _say(f"report   {folder.path / 'report.html'}")
-    if code == 0:
-        _say(f"next     tokenmill inspect {folder.path}")
-        _say(f"         tokenmill export {folder.path} messages OUT")
-    else:
-        _say("next     start it again: it goes on where it is")
+    for line in status_lines(status_of(folder)):
+        typer.echo(line)
 
 
 def _detach(path: Path, setting: list[str] | None, skip: list[str] | None) -> NoReturn:
@@ -341,19 +354,6 @@ def _detach(path: Path, setting: list[str] | None, skip: list[str] | None) -> No
     for line in told:
         typer.echo(line, err=code != 0)
     raise typer.Exit(code)
-
-
-def _show_inspection(found: Any) -> None:
-    typer.echo(f"{found.verdict.upper()}: {found.rows:,} rows")
-    for reason in found.reasons:
-        typer.echo(f"  {reason}")
-    for label, count in found.labels.items():
-        typer.echo(f"  {label:24}{count:>12,}  {count / found.rows:.1%}")
-    if found.supervised_tokens:
-        spread = found.supervised_tokens
-        typer.echo(f"  supervised tokens        p1 {spread['p1']:,}  p50 {spread['p50']:,}  p99 {spread['p99']:,}")
-    for example in found.examples:
-        typer.echo(f"  {example['label']}  {example['id']}: {example['text']!r}")
 
 
 def main() -> None:
@@ -370,6 +370,8 @@ def main() -> None:
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
+    except SystemExit:  # click's, where whoever read from our pipe has seen enough
+        code = 0
     except Exception as error:  # noqa: BLE001
         code = _usage_or_bug(error)
     sys.exit(code)

@@ -92,11 +92,21 @@ async def end_server(
     if left:
         return Ending(left)
     deadline = loop.time() + verify_s
-    shutil.rmtree(launch.tmp_folder(run, entry.index), ignore_errors=True)
+    remove_tmp(run, entry.index)
     dead = {*entry.members, *members, entry.process}
     removed = await reading(lambda: shm.remove(entry.segments, dead, sensors.shm), ())
     held = await reading(lambda: held_ports(entry), ())
     return Ending((), held, await _memory(entry, sensors.cards, deadline), removed)
+
+
+def remove_tmp(run: Path, index: int) -> None:
+    """A server's TMPDIR, and the folder of all once it is empty."""
+    folder = launch.tmp_folder(run, index)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.parent.rmdir()
+    except OSError:
+        pass  # another server has its own there
 
 
 async def _memory(entry: ServerEntry, cards: Cards, deadline: float) -> tuple[Held, ...]:

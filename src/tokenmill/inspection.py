@@ -6,7 +6,7 @@ same rules as in a run; thinking is taken to be on where a row has a thought or 
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -194,3 +194,16 @@ def _spread(sums: "np.ndarray[Any, np.dtype[np.int64]]") -> dict[str, Any] | Non
     names = [f"{low}-{high - 1}" if high < BOUNDS[-1] else f"{low}-" for low, high in pairwise(BOUNDS)]
     p1, p50, p99 = (int(q) for q in np.percentile(sums, [1, 50, 99]))
     return {"p1": p1, "p50": p50, "p99": p99, "histogram": dict(zip(names, counts, strict=True))}
+
+
+def shown(found: Inspection) -> Iterator[str]:
+    """The verdict for a person: reasons, labels with their shares, examples."""
+    yield f"{found.verdict.upper()}: {found.rows:,} rows"
+    yield from (f"  {reason}" for reason in found.reasons)
+    for label, count in found.labels.items():
+        yield f"  {label:24}{count:>12,}  {count / found.rows:.1%}"
+    if found.supervised_tokens:
+        spread = found.supervised_tokens
+        yield f"  supervised tokens        p1 {spread['p1']:,}  p50 {spread['p50']:,}  p99 {spread['p99']:,}"
+    for example in found.examples:
+        yield f"  {example['label']}  {example['id']}: {example['text']!r}"

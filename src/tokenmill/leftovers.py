@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from tokenmill.ending import Sensors, end_server
+from tokenmill.ending import Sensors, end_server, remove_tmp
 from tokenmill.events import EventLog
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.machine import group, processes
@@ -15,13 +15,21 @@ def survivors(folder: RunFolder) -> list[ServerEntry]:
     return [entry for entry in folder.state().servers if is_alive(entry, table)]
 
 
-async def end_survivor(folder: RunFolder, entry: ServerEntry) -> str:
+def sweep(folder: RunFolder) -> None:
+    """Removes the TMPDIR of servers that are gone: whoever ended them may have been killed before it came to that."""
+    living = {entry.index for entry in survivors(folder)}
+    for entry in folder.state().servers:
+        if entry.index not in living:
+            remove_tmp(folder.path, entry.index)
+
+
+async def end_survivor(folder: RunFolder, entry: ServerEntry, *, grace_s: float = STOP_GRACE_S) -> str:
     """Ends what lives of a server of an earlier tokenmill; says what did not come back, empty where all is well."""
     others = (other for other in survivors(folder) if other.index != entry.index)
     shared = {card for other in others for card in other.cards}
     bases = tuple(None if card in shared else base for card, base in zip(entry.cards, entry.gpu_bases, strict=False))
     alone = replace(entry, gpu_bases=bases)
-    return (await end_server(alone, folder.path, Sensors(), grace_s=STOP_GRACE_S)).left
+    return (await end_server(alone, folder.path, Sensors(), grace_s=grace_s)).left
 
 
 def is_alive(entry: ServerEntry, table: group.Table) -> bool:

@@ -68,8 +68,9 @@ class Progress:
         counts, labels = self._before.prompts if self._before else PromptCounts(), {}
         if self.ledger is not None:
             counts, labels = self.ledger.counts(), dict(self.ledger.labels)
-        running = self.state in ("starting", "generating", "draining")
-        servers = self._node.servers if self._node and running else ()
+        running = self.state in ("starting", "generating", "draining", "up")
+        shown = running or (self.state == "failed" and self.ledger is None)  # which server, and why
+        servers = self._node.servers if self._node and shown else ()
         tokens = self._node.tokens if self._node else 0
         mean = tokens / self._seconds if self._seconds else 0.0
         return RunStatus(

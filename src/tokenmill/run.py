@@ -22,7 +22,7 @@ from tokenmill.errors import GateError, StoreError, TokenmillError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.explain import explain
 from tokenmill.folder import RunFolder, ServerEntry
-from tokenmill.leftovers import end_servers, survivors
+from tokenmill.leftovers import end_servers, survivors, sweep
 from tokenmill.node import LocalNode
 from tokenmill.progress import Progress
 from tokenmill.resume import Accounts, resume
@@ -123,6 +123,7 @@ async def run(order: Order, view: View) -> int:
 
 async def _run(desk: Desk, order: Order) -> int:
     config, folder, log, progress = desk.config, desk.folder, desk.log, desk.progress
+    sweep(folder)
     living = survivors(folder)
     await preflight(config, folder, living, log, order.skip)
     folder.write_config(tomli_w.dumps(shown(config)))

@@ -1,28 +1,24 @@
-"""The servers alone: `up` starts them and leaves them, `status` and `logs` look at them, `down` ends exactly them."""
+"""A run's servers, seen and ended from outside: `status` and `watch` look at them, `down` ends exactly them."""
 
 import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from tokenmill import events
-from tokenmill.config import Config
-from tokenmill.core.server import SERVING
+from tokenmill import configfile, events
+from tokenmill.core.server import SERVING, State
 from tokenmill.core.status import PromptCounts, RunStatus, ServerStatus
-from tokenmill.doctor import preflight
-from tokenmill.errors import NoServerError, TokenmillError, UsageError
+from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.events import EventLog
-from tokenmill.folder import RunFolder, ServerEntry
-from tokenmill.leftovers import end_servers, survivors
+from tokenmill.folder import Owner, RunFolder, ServerEntry
+from tokenmill.leftovers import end_survivor, survivors, sweep
 from tokenmill.machine import processes
-from tokenmill.machine.logtail import LogTail
-from tokenmill.node import LocalNode
-from tokenmill.progress import Progress
-from tokenmill.view import View, duration
+from tokenmill.supervise import STOP_GRACE_S
+from tokenmill.view import LINE_EVERY_S, View, duration, start_of
 
 LOOK_S = 0.5
 """Between two looks at a file or at a state, for a person who waits."""
@@ -30,74 +26,73 @@ LOOK_S = 0.5
 APART_S = 0.2
 """Between two signals: two at once arrive as one."""
 
+SILENT_S = 15.0
+"""A living tokenmill renews status.json every second; older than this it is stopped, or its disk is."""
 
-async def up(config: Config, view: View) -> int:
-    """Starts the servers (adopting those that live), returns the number that are ready; they outlive it."""
-    folder = RunFolder(config.folder)
-    with folder.own("up"):
-        log = EventLog(folder.events, view.event)
-        progress = Progress(folder, view)
-        living = survivors(folder)
-        await preflight(config, folder, living, log, ("prompts",))
-        node = LocalNode(config, folder, "", living)
-        progress.state = "starting"
-        trouble: list[TokenmillError] = []
-
-        async def run_node() -> None:
-            try:
-                await node.run()
-            except TokenmillError as error:
-                trouble.append(error)
-
-        running = asyncio.create_task(run_node())
-        try:
-            while not running.done() and not _settled(node):
-                for event in (await node.results()).events:
-                    log.add(event)
-                progress.look(await node.status())
-                progress.publish()
-        finally:
-            ready = sum(supervisor.server.state in SERVING for supervisor in node.supervisors)
-            await node.stop(0.0, keep=True)
-            await running
-        progress.state = "up" if ready else "failed"
-        progress.publish()
-    if trouble:
-        raise trouble[0]
-    if ready < min(config.fleet.min_ready, len(node.supervisors)):
-        raise NoServerError(
-            f"only {ready} of {len(node.supervisors)} servers are ready", fix=f"tokenmill logs {folder.path}"
-        )
-    return ready
+ENDED = ("done", "failed", "stopped", "up")
+"""States that a run is left in; any other one without an owner means that tokenmill was killed."""
 
 
-def _settled(node: LocalNode) -> bool:
-    """Whether every server is ready or has failed for good."""
-    states = [supervisor.server.state for supervisor in node.supervisors]
-    return bool(states) and all(state in SERVING or state.value in ("failed", "quarantined") for state in states)
+# -- which run ---------------------------------------------------------------------------------------------------------
+def folder_of(path: Path | None) -> RunFolder:
+    """The run folder that a person means: itself, its config, or, without any word, the one that is here.
 
-
-def folder_of(path: Path) -> RunFolder:
-    """The run folder at a path; raises UsageError where there is none."""
-    folder = RunFolder(path)
+    Raises UsageError where there is none or more than one, ConfigError.
+    """
+    if path is None:
+        return _the_one_here(Path())
+    if path.is_file() and not (path.name == "config.toml" and RunFolder(path.parent).state_file.exists()):
+        folder = RunFolder(configfile.load(path).folder)
+        if not folder.state_file.exists():
+            raise UsageError(f"the run of {path} has not been started: there is no {folder.path}")
+        return folder
+    folder = RunFolder(path.parent if path.is_file() else path)
     if not folder.state_file.exists():
         raise UsageError(f"{path} is no run folder: it has no state.json", fix="ls runs   shows yours")
     return folder
 
 
+def _the_one_here(here: Path) -> RunFolder:
+    """This folder, or the only run (else the only one that goes on) below runs/."""
+    if RunFolder(here).state_file.exists():
+        return RunFolder(here.resolve())
+    found = [RunFolder(file.parent) for file in sorted((here / "runs").glob("*/state.json"))]
+    if not found:
+        raise UsageError("which run? There is none in runs/ here", fix="name a run folder or its config")
+    alive = [folder for folder in found if folder.owner() is not None or survivors(folder)]
+    chosen = found if len(found) == 1 else alive
+    if len(chosen) != 1:
+        raise UsageError(f"which run? There are {', '.join(str(folder.path) for folder in found)}")
+    return chosen[0]
+
+
+# -- how it is ---------------------------------------------------------------------------------------------------------
 def status_of(folder: RunFolder) -> RunStatus:
     """The live status of a run that has an owner; else what it left, with the servers that still live."""
     last = folder.status()
-    if folder.owner() is not None and last is not None:
-        return last
-    servers = tuple(_left_server(entry) for entry in survivors(folder))
+    owner = folder.owner()
+    if owner is not None and last is not None:
+        silent = time.time() - last.updated
+        words = f"tokenmill {owner.command}, pid {owner.process.pid}, has not said anything for {duration(silent)}"
+        return replace(last, message=last.message or words) if silent > SILENT_S else last
+    entries = folder.state().servers
+    living = {(entry.node, entry.index): entry for entry in survivors(folder)}
     if last is None:
+        servers = tuple(_left(entry, None) for entry in living.values())
         return RunStatus(folder.path.name, "stopped", PromptCounts(), servers, 0.0, None, None)
-    known = last.state if last.state in ("done", "failed", "stopped", "up") else "killed"
-    return replace(last, state=known, servers=servers, tokens_per_s=0.0, eta_s=None)
+    known = {(server.node, server.index): server for server in last.servers}
+    shown = [_left(entry, known.get(key)) for key, entry in living.items()]
+    state = last.state if last.state in ENDED else "killed"
+    if state == "up" and not entries:
+        state = "stopped"  # by `down`
+    if state == "up" or (state == "failed" and not entries):
+        shown += [_lost(server) for key, server in known.items() if key not in living]
+    shown.sort(key=lambda server: (server.node, server.index))
+    return replace(last, state=state, servers=tuple(shown), tokens_per_s=0.0, eta_s=None)
 
 
-def _left_server(entry: ServerEntry) -> ServerStatus:
+def _left(entry: ServerEntry, known: ServerStatus | None) -> ServerStatus:
+    """A server that lives on without its tokenmill, as it was last known."""
     return ServerStatus(
         node=entry.node,
         index=entry.index,
@@ -106,42 +101,43 @@ def _left_server(entry: ServerEntry) -> ServerStatus:
         pid=entry.process.pid,
         state=entry.state,
         phase=entry.phase,
-        percent=0.0,
+        percent=known.percent if known and known.pid == entry.process.pid and entry.phase else 0.0,
         in_flight=0,
-        capacity=0,
+        capacity=known.capacity if known else 0,
         tokens_per_s=0.0,
-        accept_length=None,
-        restarts=0,
+        accept_length=known.accept_length if known else None,
+        restarts=known.restarts if known else 0,
         last_error="",
     )
 
 
+def _lost(server: ServerStatus) -> ServerStatus:
+    """One that `up` left, or could not start."""
+    error = "it has ended since" if server.state in SERVING else server.last_error
+    state = State.FAILED.value if error else State.STOPPED.value
+    return replace(server, state=state, pid=None, phase="", in_flight=0, tokens_per_s=0.0, last_error=error)
+
+
 def status_lines(status: RunStatus) -> Iterator[str]:
-    """As the reference scripts had it: n/N ready, then a line per server."""
+    """As the reference scripts had it: n/N ready, then a line per server, what is wrong with it below."""
     counts = status.prompts
     ready = sum(server.state in SERVING for server in status.servers)
-    yield f"{status.run}: {status.state}, {ready}/{len(status.servers)} servers ready"
+    servers = f", {ready}/{len(status.servers)} servers ready" if status.servers else ", no servers"
+    yield f"{status.run}: {status.state}{servers}"
     if counts.total:
         done = counts.total - counts.pending
         verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
-        yield f"  {done:,}/{counts.total:,} done: {verdicts}"
+        to_go = f", {duration(status.eta_s)} to go" if status.eta_s is not None else ""
+        yield f"  {done:,}/{counts.total:,} done: {verdicts}{to_go}"
     if status.copied:
         yield f"  the last whole copy is {duration(time.time() - status.copied)} old"
-    for server in status.servers:
-        words = [
-            f"  server {server.index}",
-            f"GPU {server.gpu}",
-            f"port {server.port}",
-            f"pid {server.pid}",
-            server.state,
-        ]
-        if server.phase:
-            words.append(f"{server.phase} {server.percent:.0f}%")
-        if server.capacity:
-            words.append(f"{server.in_flight}/{server.capacity} in flight, {server.tokens_per_s:,.0f} tok/s")
-        if server.last_error:
-            words.append(server.last_error)
-        yield "  ".join(words)
+    rows = [_row(server) for server in status.servers]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for server, row in zip(status.servers, rows, strict=True):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
+        yield f"  {'  '.join(cells)}".rstrip()
+        if words := server.last_error or server.doing:
+            yield f"      {words}"
     for finding in status.findings:
         yield f"  server {finding.server}: {finding.text}"
         if finding.fix:
@@ -150,44 +146,20 @@ def status_lines(status: RunStatus) -> Iterator[str]:
         yield f"  {status.message}"
 
 
-def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
-    """Asks a living owner to drain and exit (`now`: to cut), then ends the servers left; returns their number."""
-    owner = folder.owner()
-    if owner is not None:
-        how = "cut" if now else "drain"
-        view.say(f"asks tokenmill {owner.command}, pid {owner.process.pid}, to {how} and exit")
-        os.kill(owner.process.pid, signal.SIGTERM)
-        if now:
-            time.sleep(APART_S)
-            if processes.alive(owner.process):
-                os.kill(owner.process.pid, signal.SIGTERM)
-        while processes.alive(owner.process):
-            status = processes.stat(owner.process.pid)
-            if status is not None and status.state in "Tt":
-                words = f"tokenmill {owner.command}, pid {owner.process.pid}, is stopped and cannot end"
-                raise UsageError(words, fix=f"kill -CONT {owner.process.pid}   lets it go on")
-            time.sleep(LOOK_S)
-    living = survivors(folder)
-    if living:
-        with folder.own("down"):
-            asyncio.run(end_servers(folder, living, EventLog(folder.events, view.event)))
-    return len(living)
-
-
-def logs(folder: RunFolder, server: int | None, *, follow: bool, lines: int = 50) -> Iterator[str]:
-    """The last lines of one server's log or of all, each with its server's number in front; then what comes."""
-    paths = [folder.log(server)] if server is not None else sorted(folder.logs.glob("server-*.log"))
-    paths = [path for path in paths if path.exists()]
-    if not paths:
-        raise UsageError(f"{folder.logs} holds no such log")
-    tails = {path.stem.removeprefix("server-"): LogTail(path) for path in paths}
-    for number, tail in tails.items():
-        found = tail.read() if follow else [*tail.read(), *tail.rest]
-        yield from (f"[{number}] {line}" for line in found[-lines:])
-    while follow:
-        time.sleep(LOOK_S)
-        for number, tail in tails.items():
-            yield from (f"[{number}] {line}" for line in tail.read())
+def _row(server: ServerStatus) -> tuple[str, ...]:
+    name = f"{server.node}/{server.index}" if server.node else str(server.index)
+    doing = start_of(server)
+    if server.in_flight or server.tokens_per_s:
+        doing = f"{server.in_flight}/{server.capacity} in flight, {server.tokens_per_s:,.0f} tok/s"
+    return (
+        f"server {name}",
+        server.state,
+        f"port {server.port}",
+        f"pid {server.pid}" if server.pid else "",
+        "" if server.gpu in ("none", "") else f"GPU {server.gpu}",
+        doing,
+        f"{server.restarts} restart{'s' * (server.restarts > 1)}" if server.restarts else "",
+    )
 
 
 def watch(folder: RunFolder, view: View, *, poll_s: float = 1.0) -> RunStatus:
@@ -202,3 +174,118 @@ def watch(folder: RunFolder, view: View, *, poll_s: float = 1.0) -> RunStatus:
         if folder.owner() is None:
             return status
         time.sleep(poll_s)
+
+
+# -- its end -----------------------------------------------------------------------------------------------------------
+def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
+    """Asks a living owner to drain and exit (`now`: to cut), then ends the servers left; returns how many have ended.
+
+    Raises UsageError where the owner is stopped and cannot end, TokenmillError where a process cannot be ended.
+    """
+    known = survivors(folder)
+    if (owner := folder.owner()) is not None:
+        _ask(folder, owner, view, now=now)
+        _wait_for(folder, owner, view)
+    log = EventLog(folder.events, view.event)
+    left = survivors(folder)
+    nonces = {entry.nonce for entry in left}
+    for entry in known:
+        if entry.nonce not in nonces:
+            log.say("down", f"server {entry.index} has ended with it: {_place(entry, [entry.process.pid])}")
+    if folder.state().servers:
+        with folder.own("down"):
+            sweep(folder)
+            stuck = asyncio.run(end(folder, left, log, grace_s=0.0 if now else STOP_GRACE_S))
+        if stuck:
+            raise TokenmillError(f"{stuck} of {len(left)} servers cannot be ended", fix="ps -o pid,stat,wchan:32,args")
+    return len({entry.nonce for entry in known} | nonces)
+
+
+def _ask(folder: RunFolder, owner: Owner, view: View, *, now: bool) -> None:
+    if owner.command == "down":
+        return view.say(f"tokenmill down, pid {owner.process.pid}, is at it")
+    if owner.command == "up":
+        view.say(f"asks tokenmill up, pid {owner.process.pid}, to exit")
+    else:
+        how = "cut what is in flight" if now else "end what is in flight"
+        view.say(f"asks tokenmill {owner.command}, pid {owner.process.pid}, to {how} and exit")
+        if not now:
+            view.say(_in_flight(folder))
+    os.kill(owner.process.pid, signal.SIGTERM)
+    if now:
+        time.sleep(APART_S)
+        if processes.alive(owner.process):
+            os.kill(owner.process.pid, signal.SIGTERM)
+    return None
+
+
+def _in_flight(folder: RunFolder) -> str:
+    """What a drain waits for, and how long it may take."""
+    status = folder.status()
+    servers = status.servers if status else ()
+    count = sum(server.in_flight for server in servers)
+    rates = [server.tokens_per_s / server.in_flight for server in servers if server.in_flight and server.tokens_per_s]
+    words = f"{count} completions in flight"
+    if not count or not rates or not folder.config.exists():
+        return words
+    most = configfile.load(folder.config).generation.max_tokens
+    return f"{words}; one of full length ({most:,} tokens) takes {duration(most / min(rates))}; --now cuts them"
+
+
+def _wait_for(folder: RunFolder, owner: Owner, view: View) -> None:
+    """Until the owner has ended. Ctrl-C ends the waiting, not the drain."""
+    pid, began = owner.process.pid, time.monotonic()
+    said = began
+    try:
+        while processes.alive(owner.process):
+            status = processes.stat(pid)
+            if status is not None and status.state in "Tt":
+                words = f"tokenmill {owner.command}, pid {pid}, is stopped and cannot end"
+                raise UsageError(words, fix=f"kill -CONT {pid}   lets it go on")
+            if time.monotonic() - said >= LINE_EVERY_S:
+                said = time.monotonic()
+                view.say(f"after {duration(said - began)}: {_in_flight(folder)}")
+            time.sleep(LOOK_S)
+    except KeyboardInterrupt:
+        view.say(f"tokenmill {owner.command}, pid {pid}, goes on to its end; tokenmill down --now {folder.path}   cuts")
+        raise
+
+
+async def end(
+    folder: RunFolder, entries: Sequence[ServerEntry], log: EventLog, *, grace_s: float = STOP_GRACE_S
+) -> int:
+    """Ends servers, all at once, and says of each what it was; returns how many have processes that cannot be ended.
+
+    The folder must be owned. Ctrl-C ends them without grace.
+    """
+    loop = asyncio.get_running_loop()
+    mine = {entry.nonce: _members(entry) for entry in entries}
+
+    def hurry() -> None:
+        for entry in entries:
+            processes.signal_all(_members(entry), signal.SIGKILL)
+
+    async def one(entry: ServerEntry) -> bool:
+        left = await end_survivor(folder, entry, grace_s=grace_s)
+        words = f"cannot be ended: {left}" if left else f"ended: {_place(entry, mine[entry.nonce])}"
+        log.say("down", f"server {entry.index} {words}", "error" if left else "info")
+        return bool(left)
+
+    loop.add_signal_handler(signal.SIGINT, hurry)
+    try:
+        stuck = await asyncio.gather(*(one(entry) for entry in entries))
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+    state = folder.state()
+    folder.write_servers(tuple(survivors(folder)), keep=state.keep)
+    return sum(stuck)
+
+
+def _members(entry: ServerEntry) -> list[int]:
+    group = entry.group if processes.alive(entry.process) else processes.NO_GROUP
+    return processes.members(group, entry.nonce)
+
+
+def _place(entry: ServerEntry, pids: Sequence[int]) -> str:
+    words = [f"pid {', '.join(map(str, pids))}", f"port {entry.port}"]
+    return ", ".join(words if entry.gpu in ("none", "") else [*words, f"GPU {entry.gpu}"])

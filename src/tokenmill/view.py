@@ -6,6 +6,7 @@ A lost terminal never ends a run: a stream that cannot be written is dropped for
 import os
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tokenmill.core.server import SERVING
 from tokenmill.core.status import RunStatus, ServerStatus
 from tokenmill.events import Event
 
@@ -28,6 +30,9 @@ FINDINGS = 4
 
 GAP, LEAST_PROBLEM = 2, 12
 """Between columns, and the least room that a problem's words are worth: else they are left out."""
+
+TOLD = frozenset({"pending", "ready", "backoff", "failed", "quarantined"})
+"""States that an event tells with more words, or that nothing is to be told of."""
 
 QUIET_KINDS = frozenset({"state"})
 """Events that the table shows anyway."""
@@ -77,19 +82,24 @@ def console(stream: TextIO | None = None) -> Console:
 
 
 class View:
-    """Shows a run while it goes. `log` gets every line in plain text."""
+    """Shows a run while it goes. `log` gets every line in plain text.
 
-    def __init__(self, log: Path | None, out: Console | None = None) -> None:
+    With `starting` it shows servers that start, for `up`: without a terminal a line for each change of a server, and on
+    one a table that goes when they are ready.
+    """
+
+    def __init__(self, log: Path | None, out: Console | None = None, *, starting: bool = False) -> None:
         self._out = out or console()
         self._log = log
         self._live: Live | None = None
         self._shown_at = 0.0
         self._last: RunStatus | None = None
         self._detached = False
+        self._starting = starting
 
     def __enter__(self) -> "View":
         if self._out.is_terminal:
-            self._live = Live(console=self._out, auto_refresh=False, transient=False, vertical_overflow="crop")
+            self._live = Live(console=self._out, auto_refresh=False, transient=self._starting, vertical_overflow="crop")
             self._live.start()
         return self
 
@@ -128,8 +138,11 @@ class View:
 
     def show(self, status: RunStatus) -> None:
         """The state of things: redraws the table, or writes a line if the last one is 10 s old."""
-        self._last = status
         moment = time.monotonic()
+        if self._starting and self._live is None:
+            for change in changes(self._last.servers if self._last else (), status.servers):
+                self.say(change)
+        self._last = status
         if self._live is not None:
             self._live.update(table(status, self._out.width), refresh=True)
         if moment - self._shown_at >= LINE_EVERY_S:
@@ -166,16 +179,45 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {rest:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
+def changes(before: Iterable[ServerStatus], servers: Iterable[ServerStatus]) -> Iterator[str]:
+    """A line for each server whose state or phase is another than before. Failures are told by events."""
+    known = {(server.node, server.index): (server.state, server.phase) for server in before}
+    for server in servers:
+        new = (server.state, server.phase)
+        old = known.get((server.node, server.index))
+        if new not in (old, ("starting", "")) and server.state not in TOLD:
+            yield f"server {_name(server)}: {f'{server.state} {start_of(server)}'.strip()}"
+
+
+def farewell(last: RunStatus, folder: Path, code: int) -> Iterator[str]:
+    """What a finished run says last: counts, and where everything is."""
+    counts = last.prompts
+    verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
+    speed = f" · {last.tokens:,} tokens in {duration(last.seconds)}, {last.tokens_per_s:,.0f} tok/s"
+    yield f"{verdicts}, {counts.pending:,} pending{speed if last.seconds else ''}"
+    yield f"dataset  {folder / 'data'}"
+    yield f"report   {folder / 'report.html'}"
+    if code == 0:
+        yield f"next     tokenmill inspect {folder}"
+        yield f"         tokenmill export {folder} messages OUT"
+    else:
+        yield "next     start it again: it goes on where it is"
+
+
 def line(status: RunStatus) -> str:
-    """The run in one line."""
+    """The run in one line; while servers start, where each of them is."""
     counts = status.prompts
-    done = counts.total - counts.pending
-    ready = sum(server.state in ("ready", "suspect") for server in status.servers)
+    ready = f"{sum(server.state in SERVING for server in status.servers)}/{len(status.servers)} servers ready"
+    if not counts.total:
+        others = (server for server in status.servers if server.state not in SERVING)
+        return " · ".join(
+            (f"{status.state}: {ready}", *(f"{f'{_name(s)} {s.state} {start_of(s)}'.strip()}" for s in others))
+        )
     words = [
-        f"{status.state}: {done:,}/{counts.total:,} done",
+        f"{status.state}: {counts.total - counts.pending:,}/{counts.total:,} done",
         f"{counts.rejected:,} rejected, {counts.failed:,} failed",
         f"{status.tokens_per_s:,.0f} tok/s",
-        f"{ready}/{len(status.servers)} servers ready",
+        ready,
     ]
     if status.eta_s is not None:
         words.append(f"{duration(status.eta_s)} to go")
@@ -186,7 +228,10 @@ def table(status: RunStatus, width: int) -> RenderableType:
     """The run as a table: counts and rates, a bar, a row per server. Nothing wraps: what has no room is left out."""
     counts = status.prompts
     done = counts.total - counts.pending
-    words = [f"{done:,} / {counts.total:,}", f"{status.tokens_per_s:,.0f} tok/s"]
+    words = [f"{done:,} / {counts.total:,}", f"{status.tokens_per_s:,.0f} tok/s"] if counts.total else []
+    ready = sum(server.state in SERVING for server in status.servers)
+    if ready < len(status.servers) or not counts.total:
+        words.append(f"{ready}/{len(status.servers)} servers ready")
     if status.eta_s is not None:
         words.append(f"{duration(status.eta_s)} to go")
     if status.slots_busy is not None:
@@ -194,18 +239,19 @@ def table(status: RunStatus, width: int) -> RenderableType:
     head = Text.assemble((status.run, "bold"), "  ", (status.state, "cyan"), no_wrap=True, overflow="ellipsis")
     for word in words:
         head.append(f"  {word}")
+    below: tuple[RenderableType, ...] = (servers(status.servers, width),) if status.servers else ()
+    if not counts.total:
+        return Group(head, *below)
     verdicts = Text(no_wrap=True, overflow="ellipsis")
     verdicts.append(f"accepted {counts.accepted:,} · rejected {counts.rejected:,} · failed {counts.failed:,}")
     for name, count in sorted(status.labels.items(), key=lambda kv: -kv[1])[:4]:
         verdicts.append(f" · {name} {count:,}", style="dim")
     bar = Table.grid(padding=(0, 1))
-    total = max(counts.total, 1)
-    bar.add_row(ProgressBar(total=total, completed=done, width=min(width - 8, 72)), f"{done / total:.1%}")
-    below: list[RenderableType] = [servers(status.servers, width)] if status.servers else []
+    bar.add_row(ProgressBar(total=counts.total, completed=done, width=min(width - 8, 72)), f"{done / counts.total:.1%}")
     told = (f"server {finding.server}: {finding.text}" for finding in status.findings[:FINDINGS])
-    below += [Text(text, style="yellow", no_wrap=True, overflow="ellipsis") for text in told]
+    below += tuple(Text(text, style="yellow", no_wrap=True, overflow="ellipsis") for text in told)
     if (more := len(status.findings) - FINDINGS) > 0:
-        below.append(Text(f"and {more} findings more: tokenmill status", style="yellow"))
+        below += (Text(f"and {more} findings more: tokenmill status", style="yellow"),)
     return Group(head, bar, verdicts, *below)
 
 
@@ -224,22 +270,33 @@ def servers(rows: tuple[ServerStatus, ...], width: int) -> Table:
         shown: list[RenderableType] = [*words[:kept]]
         shown[1] = Text(row.state, style=_STATE_STYLE.get(row.state, ""))
         if room >= LEAST_PROBLEM:
-            problem = row.last_error
+            problem = row.last_error or row.doing
             shown.append(problem if len(problem) <= room else problem[: room - 1] + "…")
         grid.add_row(*shown)
     return grid
 
 
+def _name(row: ServerStatus) -> str:
+    return f"{row.node}/{row.index}" if row.node else str(row.index)
+
+
+def start_of(row: ServerStatus) -> str:
+    """Where a start is, and when it should be ready; nothing where the state says it all."""
+    words = [f"{row.phase} {row.percent:.0f}%"] if row.phase not in ("", row.state) else []
+    if row.eta_s:
+        words.append(f"ready in {duration(row.eta_s)}")
+    return ", ".join(words)
+
+
 def _cells(row: ServerStatus) -> tuple[str, ...]:
     """A server's words, in the order of COLUMNS."""
-    where = f"{row.node}/{row.index}" if row.node else str(row.index)
     card = "" if row.gpu in ("none", "") else f" (GPU {row.gpu})"
     tokens = f"{row.tokens_per_s:,.0f}" if row.capacity else ""
     accept = f" ×{row.accept_length:.2f}" if row.accept_length else ""
     return (
-        f"{where}{card}",
+        f"{_name(row)}{card}",
         row.state,
-        f"{row.phase} {row.percent:.0f}%" if row.phase else "",
+        start_of(row),
         f"{row.in_flight}/{row.capacity}" if row.capacity else "",
         f"{tokens}{accept}",
         str(row.restarts) if row.restarts else "",

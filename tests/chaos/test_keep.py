@@ -1,6 +1,7 @@
 """Servers that outlive a run: kept after Ctrl-C, adopted by the next start, and ended by `down`, they alone."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,10 +14,11 @@ import pytest
 
 from tests import models
 from tests.chaos.conftest import Command, write_short_prompts
-from tests.harness import Case, answered_prompts, assert_whole, last_turn
+from tests.harness import Case, answered_prompts, assert_whole, last_turn, wait_until
 from tokenmill.engines import llamacpp_server
 from tokenmill.machine import processes
 
+ONLY_THE_SECOND = {"slots": 4, "number": "{index}", "only": 1}
 KEYS = {f"p{n}" for n in range(40)}
 
 
@@ -58,10 +60,110 @@ def test_up_status_logs_run_and_down_on_real_servers(llama: Case, tokenmill: Com
         assert ": started as pid" not in said, "run did not take the servers that were up"
         assert llama.server_pids() == pids
         assert _all_live(pids)
-        assert "2 servers ended" in tokenmill("down", llama.run_path)[1]
+        said = tokenmill("down", llama.run_path)[1]
+        assert "2 servers ended" in said
+        assert all(f"server {index} ended: pid {pid}, port {llama.port + index}" in said for index, pid in pids.items())
         assert llama.leftovers() == []
         assert foreign.poll() is None
     assert tokenmill("down", llama.run_path) == (0, "no server is left\n")
+
+
+def _up(case: Case) -> tuple[int, str]:
+    """In a process of its own, which its servers outlive."""
+    before = len(case.output())
+    code = case.wait(case.command("up", str(case.config)))
+    return code, case.output()[before:]
+
+
+def test_up_that_fails_says_what_failed_and_leaves_with_4(case: Case, tokenmill: Command) -> None:
+    words = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    case.write(engine={"args": {"exit-at-start": True, "exit-code": 1, "log": words}})
+    code, said = _up(case)
+    assert code == 4
+    assert words in said, "the log's decisive line"
+    assert "server 0, 1: out of memory, as scripted (exit code 1)" in said
+    assert "0/2 servers ready" in tokenmill("status", case.run_path)[1]
+    assert case.leftovers() == []
+
+
+def test_up_with_min_ready_servers_says_which_one_is_missing(case: Case, tokenmill: Command) -> None:
+    case.write(engine={"args": {**ONLY_THE_SECOND, "exit-after-line": 0, "exit-code": 2}})
+    code, said = _up(case)
+    assert code == 0, said
+    assert "1 of 2 servers are ready; server 1: the scripted server refuses a flag (exit code 2)" in said
+    code, said = tokenmill("status", case.config)
+    assert code == 0
+    assert "case: up, 1/2 servers ready" in said
+    assert "the scripted server refuses a flag" in said
+    assert "1 server ended" in tokenmill("down", case.config)[1]
+
+
+def test_ctrl_c_in_up_leaves_what_is_ready_and_ends_the_rest(case: Case, tokenmill: Command) -> None:
+    case.write(engine={"args": {"slots": 4, "start-delay-s": "{index}00"}})
+    process = case.command("up", str(case.config))
+    wait_until(lambda: "server 0: ready" in case.output(), process)
+    process.send_signal(signal.SIGINT)
+    assert case.wait(process, 15) == 130, case.output()
+    (left,) = case.leftovers()
+    assert case.server_pids() == {0: left}
+    assert "server 1 ended: pid " in case.output()
+    assert f"fix: tokenmill down {case.run_path}" in case.output()
+    os.kill(left, signal.SIGKILL)
+    assert case.ended()
+    assert "it has ended since" in tokenmill("status", case.run_path)[1]
+    assert tokenmill("down", case.run_path)[0] == 0
+    assert "case: stopped, no servers" in tokenmill("status", case.run_path)[1]
+
+
+def test_up_takes_servers_that_run_already_and_says_so(case: Case, tokenmill: Command) -> None:
+    case.write()
+    assert _up(case)[0] == 0
+    pids = case.server_pids()
+    code, said = _up(case)
+    assert code == 0
+    assert all(f"server {index}: adopts pid {pid} " in said for index, pid in pids.items())
+    assert ": started as pid" not in said
+    assert case.server_pids() == pids
+
+
+def test_down_finds_what_a_killed_tokenmill_left_and_nothing_else(case: Case, tokenmill: Command) -> None:
+    case.write(engine={"args": {"slots": 4, "latency-ms": 200, "child": True}})
+    process = case.start()
+    case.until_done(1, process)
+    process.kill()
+    process.wait()
+    assert "case: killed, 2/2 servers ready" in tokenmill("status", case.run_path)[1]
+    left = case.leftovers()
+    assert len(left) == 4
+    code, said = tokenmill("down", "--now", case.run_path)
+    assert code == 0
+    assert all(str(pid) in said for pid in left), "each process that it ended"
+    assert "2 servers ended" in said
+    assert case.leftovers() == []
+
+
+def test_a_run_is_meant_by_its_folder_its_config_or_by_being_the_only_one(
+    case: Case, tokenmill: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(case.folder)
+    case.write()
+    assert tokenmill("status")[0] == 2
+    assert tokenmill("status", case.config) == (
+        2,
+        f"tokenmill: the run of {case.config} has not been started: there is no {case.run_path}\n",
+    )
+    assert case.run() == 0
+    said = tokenmill("status", case.run_path)
+    assert said[1].startswith("case: done, no servers\n")
+    for run in ([], [case.config], [case.run_path / "config.toml"]):
+        assert tokenmill("status", *run) == said
+        assert json.loads(tokenmill("status", *run, "--json")[1])["state"] == "done"
+        assert tokenmill("down", *run) == (0, "no server is left\n")
+        assert tokenmill("report", *run)[0] == 0
+    assert tokenmill("inspect", case.config)[0] == 0
+    (case.folder / "runs" / "other").mkdir()
+    (case.folder / "runs" / "other" / "state.json").write_text("{}")
+    assert tokenmill("status")[0] == 2
 
 
 def _interrupt_in_the_middle(case: Case, **config: Any) -> Path:

@@ -101,8 +101,8 @@ def test_a_state_is_whole_however_many_cards_a_server_has(width: int) -> None:
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_run_that_knows_nothing_yet_is_drawn(width: int) -> None:
     empty = RunStatus("r", "preflight", PromptCounts(), (), 0.0, None, None)
-    assert "0 / 0" in drawn(empty, width)
-    assert view.line(empty) == "preflight: 0/0 done · 0 rejected, 0 failed · 0 tok/s · 0/0 servers ready"
+    assert "preflight" in drawn(empty, width)
+    assert view.line(empty) == "preflight: 0/0 servers ready"
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -213,3 +213,22 @@ def test_a_pipe_gets_whole_lines_now_and_then() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) == 2
     assert lines[1].endswith(view.line(STATUS))
+
+
+def test_without_a_terminal_servers_that_start_are_told_by_their_changes() -> None:
+    stream = io.StringIO()
+    starting = [
+        server(0, "starting", phase="weights", percent=40.0, capacity=0),
+        server(0, "starting", phase="weights", percent=50.0, capacity=0),
+        server(0, "canary", phase="canary", percent=100.0, capacity=0),
+        server(0, "backoff", capacity=0),
+    ]
+    with View(None, view.console(stream), starting=True) as shown:
+        for row in starting:
+            shown.show(RunStatus("r", "starting", PromptCounts(), (row,), 0.0, None, None))
+    lines = [line.split(" ", 1)[1] for line in stream.getvalue().splitlines()]
+    assert lines == [
+        "server 0: starting weights 40%",
+        "starting: 0/1 servers ready · 0 starting weights 40%",
+        "server 0: canary",
+    ]

@@ -36,6 +36,9 @@ _TIERS: Tiers = (
     COMMON_NOTICED,
 )
 
+_PLAYS_SGLANG = "server_args="
+"""In a log that was recorded from SGLang: what such a script says is read as SGLang's words."""
+
 
 class Fake(OpenAI):
     kind = "fake"
@@ -72,9 +75,13 @@ class Fake(OpenAI):
         return Load(running=whole(running), queued=whole(queued), tokens=tokens)
 
     def phase(self, line: str, reached: float = 0.0) -> Phase | None:
-        return _vllm.phase(line, reached)
+        return _vllm.phase(line, reached) or _sglang.phase(line, reached)
 
     def diagnose(self, tail: Sequence[str], exit_code: int | None) -> Failure:
+        if exit_code == 2:
+            return Failure(FailureKind.FLAG, "the scripted server refuses a flag", "", tuple(tail[-2:]), exit_code)
+        if any(_PLAYS_SGLANG in line for line in tail):
+            return _sglang.diagnose(tail, exit_code)
         return explain(_TIERS, tail, exit_code)
 
     def less_memory(self, args: Mapping[str, Any]) -> tuple[Mapping[str, Any], str] | None:

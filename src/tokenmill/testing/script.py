@@ -53,6 +53,23 @@ class Script:
     speculative_algorithm: str = ""  # these three say nothing to it
     speculative_draft_model_path: str = ""
     speculative_num_steps: int = 0
+    # -- faults of the start. `once`: only in one life, whose fault's Unix time is written to that file; `only`: of the
+    # server with this `number`; `while_there`: exits as scripted as long as that file is there
+    number: int = -1
+    only: int = -1
+    once: str = ""
+    while_there: str = ""
+    log_file: str = ""  # its lines are written one after another; after line `exit_after_line` come `last_words`
+    exit_after_line: int = -1
+    last_words: str = ""
+    silent: bool = False  # neither a word nor an answer
+    zombies: bool = False  # its children are dead and never reaped, and it sleeps
+    mem_fraction_static: float = 0.0
+    capture_oom_above: float = 0.0
+    # -- what it is like
+    double_fork: bool = False  # a process of it leaves for a session of its own, and ignores SIGTERM
+    ignore_sigterm: bool = False
+    health_delay_s: float = 0.0
     # -- faults
     refuse: str = ""
     refuse_word: str = ""  # a prompt that holds it is refused

@@ -21,6 +21,7 @@ from typing import Any
 
 from aiohttp import web
 
+from tokenmill.testing.replies import chat_reply, generate_reply, text_of
 from tokenmill.testing.script import Script, parse
 from tokenmill.testing.streams import chunks
 
@@ -74,7 +75,8 @@ class Server:
 
     # -- pages -------------------------------------------------------------------------------------------------------
     async def health(self, request: web.Request) -> web.Response:
-        """200, before it is warm and after `health_fails_after` 503; whether the engine works or not."""
+        """200, before it is warm and after `health_fails_after` 503, `health_delay_s` late; whether it works or not."""
+        await asyncio.sleep(self.script.health_delay_s)
         fails = 0 <= self.script.health_fails_after < self.generations
         return web.Response(status=200 if self._warm and not fails else 503)
 
@@ -129,16 +131,14 @@ class Server:
         body = await request.json()
         prompt = str(body["messages"][-1].get("content") or "") if body.get("messages") else ""
         switch = (body.get("chat_template_kwargs") or {}).get("enable_thinking", False)
-        return await self._work(
-            request, body, prompt, bool(switch) and not self.script.ignore_thinking, self._chat_reply
-        )
+        return await self._work(request, body, prompt, bool(switch) and not self.script.ignore_thinking, chat_reply)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """SGLang's own dialect: ids in, ids out."""
         body = await request.json()
         prompt = " ".join(map(str, body.get("input_ids") or [body.get("text", "")]))
         thinking = not self.script.ignore_thinking or "regex" in (body.get("sampling_params") or {})
-        return await self._work(request, body, prompt, thinking, self._generate_reply)
+        return await self._work(request, body, prompt, thinking, generate_reply)
 
     async def _work(
         self, request: web.Request, body: Any, prompt: str, thinking: bool, reply: Any
@@ -165,7 +165,7 @@ class Server:
                     script, thinking = replace(script, text="!" * 2000, finish="length"), False
                 if body.get("stream") and script.stream == "yes":
                     return await self._stream(request, body, prompt, reply(script, prompt, thinking), aborted)
-                async for _ in self._steps(prompt, _text(script, prompt, thinking), aborted):
+                async for _ in self._steps(prompt, text_of(script, prompt, thinking), aborted):
                     pass
             if aborted.is_set():
                 return web.json_response({"error": {"message": "aborted"}}, status=400)
@@ -259,30 +259,6 @@ class Server:
             return web.json_response({"error": {"message": script.error_text}}, status=500)
         return None
 
-    @staticmethod
-    def _chat_reply(script: Script, prompt: str, thinking: bool) -> Any:
-        text, thought, answer = _text(script, prompt, thinking), script.thought(prompt), script.answer(prompt)
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if thinking and script.mode in ("reasoning_content", "reasoning"):
-            message |= {"content": answer, script.mode: thought or None}
-        if thinking and script.mode == "all_in_reasoning":
-            message |= {"content": None, "reasoning_content": f"{thought} {answer}"}
-        ids = _ids(text, script)
-        usage = {"prompt_tokens": len(prompt.encode("utf-8", "surrogatepass")), "completion_tokens": len(ids)}
-        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": script.finish}
-        top: dict[str, Any] = {"choices": [choice], "usage": usage}
-        if not script.no_ids and script.mode == "inline":
-            choice["token_ids"] = ids
-            top["prompt_token_ids"] = list(prompt.encode("utf-8", "surrogatepass"))
-        return top
-
-    @staticmethod
-    def _generate_reply(script: Script, prompt: str, thinking: bool) -> Any:
-        text = _text(script, prompt, thinking)
-        ids = _ids(text, script)
-        meta = {"finish_reason": {"type": script.finish}, "prompt_tokens": 1, "completion_tokens": len(ids)}
-        return {"text": text, "output_ids": ids, "meta_info": meta}
-
     def _note(self, entry: dict[str, Any]) -> None:
         """One line per event into the file that a test reads."""
         if self.script.requests:
@@ -301,19 +277,6 @@ async def _within(event: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def _text(script: Script, prompt: str, thinking: bool) -> str:
-    answer = script.answer(prompt)
-    if not thinking:
-        return answer
-    thought = script.thought(prompt)
-    return f"<think>\n{thought}\n</think>\n\n{answer}" if thought else f"<think>\n\n</think>\n\n{answer}"
-
-
-def _ids(text: str, script: Script) -> list[int]:
-    ids = list(text.encode("utf-8", "surrogatepass"))
-    return [*ids, script.end_id] if script.finish == "stop" else ids
 
 
 def _dumps(value: Any) -> str:
@@ -340,16 +303,69 @@ async def serve(script: Script) -> None:
     sys.stderr.flush()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    if not script.ignore_sigterm:
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGUSR1, server.moves.clear)
     loop.add_signal_handler(signal.SIGUSR2, server.moves.set)
     await stop.wait()
     await runner.cleanup()
 
 
+# -- faults of the start -----------------------------------------------------------------------------------------------
+def _start_fault(script: Script) -> int | None:
+    """Does what its start is to suffer; an exit code where that is its end."""
+    if script.ignore_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if script.double_fork:
+        words = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+        launcher = (
+            f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {words!r}], start_new_session=True)"
+        )
+        subprocess.run([sys.executable, "-c", launcher], check=True)
+    hit = _is_hit(script)
+    lines = Path(script.log_file).readtext_of(encoding="utf-8").splitlines() if script.log_file else []
+    for line in lines[: script.exit_after_line if hit and script.exit_after_line >= 0 else None]:
+        sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+    if not hit:
+        return None
+    if script.silent or script.zombies:
+        if script.zombies:
+            for _ in range(2):
+                os.posix_spawn("/bin/false", ["false"], os.environ)
+        _note_fault(script)
+        time.sleep(3600)
+    oom = script.mem_fraction_static > script.capture_oom_above > 0
+    if not (oom or script.exit_after_line >= 0 or script.while_there):
+        return None
+    oom_words = "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 96.00 MiB."
+    sys.stderr.write((oom_words if oom else script.last_words.replace("\\n", "\n")) + "\n")
+    sys.stderr.flush()
+    _note_fault(script)
+    if script.exit_code < 0:
+        os.kill(os.getpid(), -script.exit_code)
+    return script.exit_code or 1
+
+
+def _is_hit(script: Script) -> bool:
+    """Whether this server in this life is one that the script's faults are meant for."""
+    meant = script.only in (-1, script.number)
+    fresh = not script.once or not Path(script.once).exists()
+    there = not script.while_there or Path(script.while_there).exists()
+    return meant and fresh and there
+
+
+def _note_fault(script: Script) -> None:
+    if script.once:
+        Path(script.once).writetext_of(str(time.time()), encoding="ascii")
+
+
 def main(argv: list[str]) -> int:
     """Does what the script says of the start, then serves."""
     script = parse(argv)
+    code = _start_fault(script)
+    if code is not None:
+        return code
     for line in script.log.split("|") if script.log else ():
         sys.stderr.write(line + "\n")
     sys.stderr.flush()
