@@ -323,7 +323,7 @@ def _start_fault(script: Script) -> int | None:
         )
         subprocess.run([sys.executable, "-c", launcher], check=True)
     hit = _is_hit(script)
-    lines = Path(script.log_file).readtext_of(encoding="utf-8").splitlines() if script.log_file else []
+    lines = Path(script.log_file).read_text(encoding="utf-8").splitlines() if script.log_file else []
     for line in lines[: script.exit_after_line if hit and script.exit_after_line >= 0 else None]:
         sys.stderr.write(line + "\n")
     sys.stderr.flush()
@@ -357,7 +357,7 @@ def _is_hit(script: Script) -> bool:
 
 def _note_fault(script: Script) -> None:
     if script.once:
-        Path(script.once).writetext_of(str(time.time()), encoding="ascii")
+        Path(script.once).write_text(str(time.time()), encoding="ascii")
 
 
 def main(argv: list[str]) -> int:
