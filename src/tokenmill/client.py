@@ -33,10 +33,15 @@ Take = Callable[[bytes], None]
 
 
 class Client:
-    """`address` is scheme, host and port, with the path that stands before the API's own. Close it where it is made."""
+    """`address` is scheme, host and port, with the path that stands before the API's own. Close it where it is made.
 
-    def __init__(self, address: str, *, api_key: str = "") -> None:
+    `lives` says whether the server's process does: asked after each answer, since a port is another's as soon as it is
+    dead, and a stranger's answer must never become a row.
+    """
+
+    def __init__(self, address: str, *, api_key: str = "", lives: Callable[[], bool] = lambda: True) -> None:
         self.address = address.rstrip("/")
+        self._lives = lives
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -108,8 +113,7 @@ class Client:
                 if take is not None and status == 200:
                     async for piece in response.content.iter_any():
                         take(piece)
-                    return b""
-                answer = await response.read()
+                answer = await response.read()  # nothing, where it was taken
         except TimeoutError as error:
             raise LateError(f"{self.address}{path}: no answer within {timeout_s:.0f} s") from error
         except aiohttp.ClientConnectorError as error:
@@ -120,6 +124,8 @@ class Client:
             raise GoneError(
                 f"{self.address}{path}: the connection broke: {str(error) or type(error).__name__}"
             ) from error
+        if not self._lives():
+            raise GoneError(f"{self.address}{path}: its server has died; the answer may be another's")
         if status == 200:
             return answer
         raise _refusal(status, answer, f"{self.address}{path}")

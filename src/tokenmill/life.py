@@ -26,7 +26,7 @@ from tokenmill.folder import ServerEntry
 from tokenmill.job import Job
 from tokenmill.machine import group, logtail, ports, processes, reach
 from tokenmill.machine.logtail import LogTail
-from tokenmill.machine.processes import ProcessId
+from tokenmill.machine.processes import ProcessId, Pulse
 from tokenmill.sight import Sight
 from tokenmill.signs import Signs
 
@@ -75,7 +75,9 @@ class Life:
         self._process = process
         addresses = job.config.engine.addresses
         self.address = addresses[spec.index] if addresses else f"http://{spec.host}:{spec.port}"
-        self.client = Client(self.address, api_key=job.api_key)
+        self._pulse = Pulse(entry.process) if entry is not None else None
+        lives = self._pulse.beats if self._pulse is not None else lambda: True
+        self.client = Client(self.address, api_key=job.api_key, lives=lives)
         self._tail = LogTail(job.folder.log(spec.index), entry.log_start if entry else 0)
         self._tasks: asyncio.TaskGroup | None = None
         self.sight = Sight(job.engine, job.engine.probes(spec).metrics, self._ask, post, job.config.fleet.stall_timeout)
@@ -113,6 +115,8 @@ class Life:
                 tasks.create_task(self._probe())
         finally:
             self._tasks = None
+            if self._pulse is not None:
+                self._pulse.close()
             await self.client.close()
 
     def do(self, work: Coroutine[None, None, None]) -> None:

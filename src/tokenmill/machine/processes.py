@@ -9,6 +9,7 @@ import asyncio
 import ctypes
 import os
 import resource
+import select
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -173,6 +174,31 @@ def spawn(
             close_fds=True,
             pass_fds=inherits,
         )
+
+
+class Pulse:
+    """Whether one process lives, asked thousands of times a second: 1 µs, by its pidfd. Close it."""
+
+    def __init__(self, process: ProcessId) -> None:
+        self._poll = select.poll()
+        try:
+            self._handle = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            self._handle = -1
+            return
+        if alive(process):
+            self._poll.register(self._handle, select.POLLIN)
+        else:
+            self.close()
+
+    def beats(self) -> bool:
+        return self._handle >= 0 and not self._poll.poll(0)
+
+    def close(self) -> None:
+        """From now on it does not beat."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
 
 
 async def ended(process: ProcessId) -> None:
