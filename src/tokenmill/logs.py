@@ -56,16 +56,15 @@ class Log:
         assert self._file is not None
         end = at = self._file.seek(0, 2)
         first = self._start if self._start <= end else 0
-        data, seen = b"", 0
+        blocks, seen = [b""], 0
         while at > first and (count is None or seen <= count):
             size = min(BLOCK, at - first)
             at -= size
             self._file.seek(at)
-            block = self._file.read(size)
-            seen += len(_ENDS.findall(block))
-            data = block + data
+            blocks.append(self._file.read(size))
+            seen += len(_ENDS.findall(blocks[-1]))
         self._at = end
-        lines = self._cut(data)
+        lines = self._cut(b"".join(reversed(blocks)))
         return lines if count is None else lines[-count:]
 
     def new(self) -> list[str]:
