@@ -66,7 +66,8 @@ class Fleet:
             self._surroundings, released = surroundings.ready(known, index)
             self._post(released, core.Release())
             if known.story and not self._surroundings.story:
-                words = f"well again after {duration(moment - known.since)} and {known.tries} tries"
+                tries = "1 try" if known.tries == 1 else f"{known.tries} tries"
+                words = f"well again after {duration(moment - known.since)} and {tries}"
                 self._say("surroundings", words, "info", "")
         return False
 

@@ -241,7 +241,7 @@ def _flag(**args: Any) -> Callable[[random.Random, int], dict[str, Any]]:
 
 
 DIED = r"exit code -9|it died|it ended"
-TAKEN = r"port (?:\d+ is|was) taken"
+TAKEN = r"port (?:\d+ is|was) (?:taken|held)"
 
 HARMS = {
     harm.name: harm
@@ -269,7 +269,7 @@ HARMS = {
         ),
         Harm(
             "a mount is away",
-            "the environment's",  # as design.md calls it
+            "one cause on 2 servers at once|the mount they lie on is away",
             5.0,
             args=_flag(exit_after_line=0, last_words="OSError: [Errno 107] Transport endpoint is not connected"),
             strike=_give_back,
@@ -277,11 +277,3 @@ HARMS = {
         ),
     )
 }
-
-OFF = {
-    "zombies",  # told as silence
-    "graphs do not fit",  # ends all servers
-    "a mount is away",  # charged to each server
-    "stale server at once",  # a request whose connection broke is sent again to whoever has the port then, and charged
-}
-"""Not told rightly yet: run with `--harms`, and taken out of here once they are."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.conftest import FAST, SLOTS, write_short_prompts
-from tests.chaos.harms import DIED, HARMS, OFF, STALL_S, TAKEN, Harm, OverError, Scene
+from tests.chaos.harms import DIED, HARMS, STALL_S, TAKEN, Harm, OverError, Scene
 from tests.conftest import free_port, write_prompts
 from tests.harness import Case, last_turn
 from tokenmill import events, launch, quickstart
@@ -266,7 +266,7 @@ def _again(outcome: Outcome, engine: str, chosen: Sequence[str]) -> str:
 
 
 def _usual() -> list[str]:
-    return [name for name in HARMS if name not in OFF]
+    return list(HARMS)
 
 
 def table(done: Sequence[Outcome]) -> str:
