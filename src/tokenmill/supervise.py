@@ -80,7 +80,7 @@ class Supervisor:
         self.server = Server(place.index, timing, owned=not job.config.engine.addresses)
         self.name = f"{job.node}/{place.index}" if job.node else str(place.index)
         self.lane: Lane | None = None
-        self.grace_s = STOP_GRACE_S
+        self.grace_s, self.verify_s = STOP_GRACE_S, VERIFY_S
         self.past_weights = asyncio.Event()
         self._inbox: asyncio.Queue[tuple[int, core.Event]] = asyncio.Queue()
         self._life: Life | None = None
@@ -380,7 +380,7 @@ class Supervisor:
         self._tasks.create_task(self._end_group(self._life, grace_s))
 
     async def _end_group(self, ended: Life | None, grace_s: float) -> None:
-        ending = await ended.end(grace_s) if ended is not None else Ending()
+        ending = await ended.end(grace_s, self.verify_s) if ended is not None else Ending()
         for text, level in ((ending.left, "error"), (ending.cleaned, "info")):
             if text:
                 self._tell("leftover", text, level)

@@ -6,7 +6,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace as replace_fields
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,17 @@ from msgspec.structs import replace
 from tests import living
 from tests.harness import Case, wait_until
 from tokenmill import leftovers
+from tokenmill.core import server as core
+from tokenmill.core.server import State
 from tokenmill.ending import HeldPort, Sensors
-from tokenmill.events import EventLog
-from tokenmill.folder import ServerEntry, State
+from tokenmill.events import Event, EventLog
+from tokenmill.folder import ServerEntry
+from tokenmill.folder import State as FolderState
 from tokenmill.job import Job
-from tokenmill.launch import tmp_folder
-from tokenmill.machine import processes
+from tokenmill.launch import Place, tmp_folder
+from tokenmill.machine import ports, processes
 from tokenmill.machine.cards import Cards, CardUse, Held
+from tokenmill.supervise import Supervisor
 
 GIB = 1 << 30
 
@@ -110,6 +115,38 @@ def test_memory_that_comes_back_late_is_waited_for(tmp_path: Path, port: int) ->
     asyncio.run(ends())
 
 
+def test_a_card_whose_memory_does_not_come_back_is_quarantined_and_nothing_is_started_there(
+    tmp_path: Path, port: int
+) -> None:
+    told: list[Event] = []
+    made = replace_fields(job(tmp_path, cards({3: [GIB, 62 * GIB]})), tell=told.append)
+
+    async def ends() -> None:
+        where = ports.Ports(port, ports.assign(port, 1)[0].internal)
+        supervisor = Supervisor(made, Place(0, (3,)), where, lambda: where, lambda *_: False)
+        supervisor.grace_s, supervisor.verify_s = 0.0, 0.3
+        running = asyncio.create_task(supervisor.run())
+        supervisor.post(core.Launch())
+        await _until(lambda: is_locked(tmp_path / "lock"))
+        assert supervisor.entry is not None
+        os.kill(supervisor.entry.process.pid, signal.SIGKILL)
+        await _until(lambda: supervisor.server.state is State.QUARANTINED)
+        assert supervisor.server.life == 1
+        supervisor.post(core.Stop())
+        await running
+
+    asyncio.run(ends())
+    texts = [event.text for event in told]
+    assert "GPU 3: 62,464 MiB did not come back: nothing is started there for 1 h" in texts
+    assert sum("started as pid" in text for text in texts) == 1
+
+
+async def _until(what: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not what():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
 def test_a_card_that_another_server_of_ours_uses_tells_nothing(tmp_path: Path, port: int) -> None:
     known = cards({0: [GIB, 60 * GIB]})
     assert known.take((0,), 0) == (GIB,)
@@ -149,7 +186,7 @@ def test_what_a_killed_tokenmill_left_is_ended_by_what_it_had_noted(
             os.kill(server.entry.process.pid, signal.SIGKILL)
             await server.until(lambda: server.failures)
             stranger = whose_number_was_used_again(server.entry)
-            made.folder.write_state(State(None, (server.entry, stranger)))
+            made.folder.write_state(FolderState(None, (server.entry, stranger)))
             assert leftovers.survivors(made.folder) == [server.entry]
             assert await leftovers.end_survivor(made.folder, stranger) == ""
             assert is_locked(lock)

@@ -21,7 +21,7 @@ from tokenmill import events
 from tokenmill.events import Event
 from tokenmill.machine import nvml, processes
 
-PROMPTS = 6000
+PROMPTS = 4000
 STALL_S = 15.0
 
 Running = subprocess.Popen[str]
@@ -85,7 +85,7 @@ def supervision(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         args,
         31700,
         fleet={"stall_timeout": f"{STALL_S:.0f}s", "stagger": "first", "servers": 2},
-        generation={"max_tokens": 400, "thinking": False, "concurrency": 32},
+        generation={"max_tokens": 400, "thinking": False, "concurrency": 8},
     )
     write_prompts(case.folder / "prompts.jsonl", PROMPTS)
     process = case.start()
