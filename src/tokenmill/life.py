@@ -94,6 +94,11 @@ class Life:
         return self._signs.entry if self._signs else None
 
     @property
+    def adopted(self) -> bool:
+        """Whether an earlier tokenmill launched it."""
+        return self.entry is not None and self._process is None
+
+    @property
     def burning(self) -> bool:
         """Whether its processes or cards were at work at the last look."""
         return self._signs is not None and self._signs.burning
@@ -269,8 +274,7 @@ class Life:
     # -- real completions --------------------------------------------------------------------------------------------
     async def canary(self, timeout_s: float) -> Passed | Failure:
         """Streamed where there are no counters; where they did not move in the canary, from now on."""
-        adopted = self.entry is not None and self._process is None
-        width = min(self.capacity[0], ADOPTED_WIDTH) if adopted else self.capacity[0]
+        width = min(self.capacity[0], ADOPTED_WIDTH) if self.adopted else self.capacity[0]
         if not self.sight.has_counters:
             await self._choose_sight(timeout_s)
         result = await self._canary(width, timeout_s).run()

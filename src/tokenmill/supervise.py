@@ -351,7 +351,7 @@ class Supervisor:
         took = starts.words(self.server.phases)
         how = f" after {self.server.since - self.server.started_at:.0f} s ({took})" if took else ""
         self._tell("ready", f"ready{how} for {width} requests at once, limited by {limit}")
-        if any(name not in (starts.BEGIN, "canary") for name, _ in self.server.phases):
+        if self.entry is not None and not self._life.adopted:
             self.job.last_start.keep(self.server.phases)
         if unforeseen := capacity.surprise(self.job.forecast.limits, self._life.info.limits):
             self._tell("plan", f"not as planned: it says {unforeseen}", "warn")

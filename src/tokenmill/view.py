@@ -208,11 +208,10 @@ def line(status: RunStatus) -> str:
     """The run in one line; while servers start, where each of them is."""
     counts = status.prompts
     ready = f"{sum(server.state in SERVING for server in status.servers)}/{len(status.servers)} servers ready"
+    others = [server for server in status.servers if server.state not in SERVING]
+    where = [f"{_name(server)} {server.state} {start_of(server)}".strip() for server in others]
     if not counts.total:
-        others = (server for server in status.servers if server.state not in SERVING)
-        return " · ".join(
-            (f"{status.state}: {ready}", *(f"{f'{_name(s)} {s.state} {start_of(s)}'.strip()}" for s in others))
-        )
+        return " · ".join((f"{status.state}: {ready}", *where))
     words = [
         f"{status.state}: {counts.total - counts.pending:,}/{counts.total:,} done",
         f"{counts.rejected:,} rejected, {counts.failed:,} failed",
@@ -221,7 +220,7 @@ def line(status: RunStatus) -> str:
     ]
     if status.eta_s is not None:
         words.append(f"{duration(status.eta_s)} to go")
-    return " · ".join(words)
+    return " · ".join((*words, *where))
 
 
 def table(status: RunStatus, width: int) -> RenderableType:

@@ -249,6 +249,13 @@ def test_sglang_an_assertion_in_a_kernel_is_quoted() -> None:
     assert "probability tensor contains either `inf`, `nan` or element < 0" in failure.lines[0]
 
 
+def test_sglang_a_scheduler_that_was_killed_is_told_as_that() -> None:
+    failure = engine("sglang").diagnose(recorded.tail(f"{SGLANG}/scheduler-killed.log"), -9)
+    assert failure.kind is FailureKind.CRASH
+    assert failure.cause.startswith("a process of it was killed (SIGKILL)")
+    assert "Subprocess scheduler_0 (pid=1293) crashed with exit code -9" in failure.lines[0]
+
+
 def test_sglang_a_crash_is_told_with_its_exception() -> None:
     """The line that says that it crashed ends in `Traceback`: alone it helps nobody. (Seen with llguidance.)"""
     tail = [

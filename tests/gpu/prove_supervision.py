@@ -21,7 +21,7 @@ from tokenmill import events
 from tokenmill.events import Event
 from tokenmill.machine import nvml, processes
 
-PROMPTS = 4000
+PROMPTS = 12000
 STALL_S = 15.0
 
 Running = subprocess.Popen[str]

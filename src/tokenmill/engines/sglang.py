@@ -144,7 +144,7 @@ class SGLang(Engine):
         ]
         env = {
             "SGLANG_TIMEOUT_KEEP_ALIVE": "120",  # its 5 s closes pooled connections under us
-            "SGL_FORCE_SHUTDOWN": "1",  # SIGTERM must not wait for requests without a deadline
+            "SGLANG_FORCE_SHUTDOWN": "1",  # SIGTERM must not wait for requests without a deadline
         }
         return Launch((*argv, *flags(spec.args)), env)
 
