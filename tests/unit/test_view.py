@@ -57,7 +57,7 @@ def drawn(status: RunStatus, width: int) -> str:
 def test_a_run_in_one_line() -> None:
     assert view.line(STATUS) == (
         "generating: 501,290/902,087 done · 1,234 rejected, 56 failed · 14,000 tok/s · 2/3 servers ready · "
-        "3 h 20 min to go"
+        "3 h 20 min to go · 2 starting weights 40%"
     )
 
 
