@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -477,3 +478,8 @@ def test_one_of_somebody_elses_that_goes_bad_twice_is_set_aside_for_an_hour() ->
     server, actions = step(replace(server, state=State.READY), failed(FailureKind.DRIFT), 600.0)
     assert server.retry_at == 600.0 + QUARANTINE
     assert core.Kill() not in actions
+
+
+def test_every_kind_of_failure_is_in_the_docs_with_what_is_done_about_it() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "supervision.md").read_text(encoding="utf-8")
+    assert [kind.value for kind in FailureKind if f"`{kind.value}`" not in page] == []
