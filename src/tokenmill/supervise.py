@@ -24,7 +24,7 @@ from tokenmill.folder import ServerEntry
 from tokenmill.job import Job
 from tokenmill.launch import Place
 from tokenmill.life import Life
-from tokenmill.machine import group, ports
+from tokenmill.machine import group, ports, shm
 
 STOP_GRACE_S = 20.0
 """SIGTERM to SIGKILL."""
@@ -257,6 +257,8 @@ class Supervisor:
             if fresh_ports:
                 self.ports = self._other_ports()
             self._tuned = dict(self.job.tuning.args)
+            if words := shm.short(self.job.sensors.shm):
+                self._tell("leftover", words, "warn")
             spec, entry, process = jobs.spawn(self.job, self.place, self.ports, self._known_as)
         except OSError as error:
             self._known_as(None)

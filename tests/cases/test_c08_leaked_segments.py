@@ -7,6 +7,7 @@ exactly the files that are nobody's.
 import asyncio
 import mmap
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -216,3 +217,10 @@ def test_before_each_restart_the_dead_ones_segments_are_gone_and_the_reason_is_t
     assert case.output().count("started as pid") == 3
     assert "shared memory (/dev/shm) is full" in case.output()
     assert list(shm.SHM.glob(f"torch_*_{case.port}")) == []
+
+
+def test_too_little_room_is_said_before_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shm.short(tmp_path) == ""
+    monkeypatch.setattr(shm, "LEAST_FREE", 1 << 60)
+    assert re.fullmatch(rf"only \d+ MB of {tmp_path} are free: a server may die of that", shm.short(tmp_path))
+    assert shm.short(tmp_path / "no") == ""

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from tests.conftest import write_prompts
 from tests.harness import Case, assert_whole
-from tokenmill.machine import modelfiles, processes
+from tokenmill import events
+from tokenmill.machine import group, modelfiles, processes
 from tokenmill.render import load_tokenizer
 
 ENV = Path(__file__).parent / "env"
@@ -66,6 +68,29 @@ def test_a_killed_api_process_leaves_nothing_behind_and_the_run_ends_whole(vllm:
     assert_whole(vllm, {f"p{n}" for n in range(16)})
     assert len(before) >= 2
     assert processes.members(entry.group) == []
+
+
+def test_a_stopped_engine_core_is_a_hang_though_every_page_says_200(vllm: Case) -> None:
+    """/health, /v1/models and /metrics stay 200 then, with running 0: seen on a real one."""
+    stall_s = 30.0
+    vllm.write(fleet={"stall_timeout": f"{stall_s:.0f}s"}, generation={"thinking": False, "max_tokens": 200})
+    process = vllm.start()
+    vllm.until_done(2, process, TIMEOUT_S)
+    (entry,) = vllm.run_folder.state().servers
+    core = next(each.pid for each in group.look(entry.processes).living if b"EngineCor" in _title(each.pid))
+    began = time.time()
+    os.kill(core, signal.SIGSTOP)
+    assert vllm.wait(process, TIMEOUT_S) == 0, vllm.output()
+    told = [event for event, _ in events.read(vllm.run_folder.events) if event.level == "warn" and event.t > began]
+    hang = next(event for event in told if "hangs: no answer, no token" in event.text)
+    print(f"told after {hang.t - began:.1f} s")
+    assert hang.t - began < stall_s + 5.0
+    assert_whole(vllm, {f"p{n}" for n in range(16)})
+    assert vllm.leftovers() == []
+
+
+def _title(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_an_unknown_flag_is_refused_before_anything_is_loaded(vllm: Case) -> None:

@@ -22,6 +22,9 @@ SHM = Path("/dev/shm")
 _OF_ENGINES = re.compile(r"psm_|sem\.|torch_|nccl-|vllm|sglang|sgl_|cuda\.shm|__KMP|mp-|loky|wnsm_|pymp-|shm_")
 """How Python's multiprocessing, torch, NCCL and the engines begin their names."""
 
+LEAST_FREE = 64 << 20
+"""Bytes: what docker gives by itself, and what NCCL, torch and the engines' messages have been seen to die of."""
+
 _PID = re.compile(r"(?<![0-9A-Za-z])(\d{2,7})(?![0-9A-Za-z])")
 """The first number is the pid: torch_PID_random_count."""
 
@@ -123,6 +126,16 @@ def _pid_of(name: str) -> int | None:
     """The number that an engine's segment bears, if it does."""
     named = _PID.search(name) if _OF_ENGINES.match(name) or _NAMED_BY_PID.fullmatch(name) else None
     return int(named[1]) if named else None
+
+
+def short(root: Path = SHM) -> str:
+    """In words, where too little is free for a server to start; empty where there is enough, or nothing is known."""
+    try:
+        status = os.statvfs(root)
+    except OSError:
+        return ""
+    free = status.f_bavail * status.f_frsize
+    return f"only {free >> 20} MB of {root} are free: a server may die of that" if free < LEAST_FREE else ""
 
 
 def leaked(root: Path = SHM) -> list[Segment]:
