@@ -264,7 +264,7 @@ def servers(rows: tuple[ServerStatus, ...], width: int) -> Table:
     for name in COLUMNS[:kept]:
         grid.add_column(name, no_wrap=True)
     if room >= LEAST_PROBLEM:
-        grid.add_column("last problem", no_wrap=True)
+        grid.add_column("note", no_wrap=True)
     for row, words in zip(rows, cells, strict=True):
         shown: list[RenderableType] = [*words[:kept]]
         shown[1] = Text(row.state, style=_STATE_STYLE.get(row.state, ""))
@@ -280,7 +280,7 @@ def _name(row: ServerStatus) -> str:
 
 
 def start_of(row: ServerStatus) -> str:
-    """Where a start is, and when it should be ready; nothing where the state says it all."""
+    """Where a start is or where it failed, and when it should be ready; nothing where the state says it all."""
     words = [f"{row.phase} {row.percent:.0f}%"] if row.phase not in ("", row.state) else []
     if row.eta_s:
         words.append(f"ready in {duration(row.eta_s)}")
