@@ -97,7 +97,8 @@ class Living:
 async def begun(of: Job, port: int, gpus: tuple[int, ...] = ()) -> AsyncIterator[Living]:
     """Its process, and the life that watches it, for the scope; whatever it leaves is ended."""
     where = ports.Ports(port, ports.assign(port, 1)[0].internal)
-    spec, entry, process = jobs.spawn(of, Place(0, gpus), where, lambda known: None)
+    bases = of.sensors.cards.take(gpus, 0)
+    spec, entry, process = jobs.spawn(of, Place(0, gpus), where, bases, lambda known: None)
 
     def noted(entry: ServerEntry) -> None:
         found.entry = entry
