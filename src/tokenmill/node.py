@@ -174,8 +174,9 @@ class LocalNode:
                     why = f"it was launched with another {changed}"
             if why:
                 self._say("leftover", f"server {entry.index}, pid {entry.process.pid}, is ended: {why}")
-                if left := await end_survivor(self._folder, entry):
-                    self._say("leftover", f"server {entry.index}: {left}", "error")
+                ending = await end_survivor(self._folder, entry)
+                if ending.left:
+                    self._say("leftover", f"server {entry.index}: {ending.left}", "error")
             else:
                 adopted[entry.index] = entry
         return adopted

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests import bynumber
 from tests.conftest import free_port
 from tests.harness import Case, requests
 from tokenmill import configfile
@@ -24,7 +25,6 @@ from tokenmill.core.records import NULL, Prompt, Record
 from tokenmill.core.status import NodeStatus
 from tokenmill.folder import ServerEntry
 from tokenmill.generate import LOOKAHEAD
-from tokenmill.machine import processes
 from tokenmill.node import LocalNode
 from tokenmill.testing.script import fingerprint
 
@@ -306,7 +306,7 @@ def test_the_end_is_told_and_told_again(tell: Tell, way: str) -> None:
 def test_the_servers_are_gone_afterwards(tell: Tell, way: str) -> None:
     servers = tell(way).servers
     assert len(servers) == SERVERS
-    assert [pid for entry in servers for pid in processes.members(-1, entry.nonce)] == []
+    assert [pid for entry in servers for pid in bynumber.members(-1, entry.nonce)] == []
 
 
 @each_way
@@ -331,7 +331,7 @@ def test_a_stop_without_grace_cuts_even_a_stop_with_it(tmp_path: Path, way: str)
     try:
         drive(node, scene())
         servers = case.run_folder.state().servers
-        assert [pid for entry in servers for pid in processes.members(-1, entry.nonce)] == []
+        assert [pid for entry in servers for pid in bynumber.members(-1, entry.nonce)] == []
     finally:
         case.cleanup()
     assert driver.records == []
