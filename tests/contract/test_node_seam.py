@@ -25,6 +25,7 @@ from tokenmill.core.records import NULL, Prompt, Record
 from tokenmill.core.status import NodeStatus
 from tokenmill.folder import ServerEntry
 from tokenmill.generate import LOOKAHEAD
+from tokenmill.machine import processes
 from tokenmill.node import LocalNode
 from tokenmill.testing.script import fingerprint
 
@@ -336,3 +337,23 @@ def test_a_stop_without_grace_cuts_even_a_stop_with_it(tmp_path: Path, way: str)
         case.cleanup()
     assert driver.records == []
     assert took[0] < 10.0
+
+
+def test_servers_that_are_kept_outlive_a_node_that_is_stopped_before_it_adopts_them(tmp_path: Path) -> None:
+    case = make_case(tmp_path)
+    try:
+        assert case.wait(case.command("up", str(case.config))) == 0
+        kept = case.run_folder.state().servers
+        again = LocalNode(configfile.load(case.config), case.run_folder, "settings-1", kept)
+        late = Driver(again)
+
+        async def stop_at_once() -> None:
+            await again.stop(0.0, keep=True)
+            await late.until_ended()
+
+        drive(again, stop_at_once())
+        assert len(again.supervisors) == SERVERS
+        assert [processes.alive(entry.process) for entry in kept] == [True] * len(kept)
+        assert case.run_folder.state().servers == kept
+    finally:
+        case.cleanup()
