@@ -288,6 +288,8 @@ class LocalNode:
             self._look()
 
     def _look(self) -> None:
+        if self.pump is not None:
+            self.pump.look()
         if self._auditor is not None:
             self._auditor.tick()
         self._fleet.look()
