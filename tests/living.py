@@ -39,6 +39,7 @@ def job_of(
     engine: dict[str, Any],
     *,
     generation: dict[str, Any] | None = None,
+    fleet: dict[str, Any] | None = None,
     model: Path | None = None,
     sensors: Sensors | None = None,
     tell: Callable[[Event], None] = lambda event: None,
@@ -49,6 +50,7 @@ def job_of(
         "prompts": {"path": "p"},
         "engine": engine,
         "generation": generation or {},
+        "fleet": fleet or {},
     }
     config, made = configfile.validate(data, "test"), plugins.load("engines", engine["kind"])()
     renderer, sampling = renderer_for(made, None, True), Sampling(100)
