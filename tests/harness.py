@@ -17,6 +17,7 @@ from typing import Any
 
 import tomli_w
 
+from tests import bynumber
 from tokenmill import dataset, launch
 from tokenmill.core.records import Record
 from tokenmill.engines.base import flags as engine_flags
@@ -136,8 +137,8 @@ class Case:
         if owner is not None:
             os.kill(owner.process.pid, signal.SIGKILL)
         for entry in self.run_folder.state().servers:
-            processes.signal_all(processes.members(-1, entry.nonce), signal.SIGKILL)
-        processes.signal_all(self.leftovers(), signal.SIGKILL)
+            bynumber.signal_all(bynumber.members(-1, entry.nonce), signal.SIGKILL)
+        bynumber.signal_all(self.leftovers(), signal.SIGKILL)
 
     def ended(self, timeout_s: float = 10.0) -> bool:
         """Whether nothing is left; waits for a process that has let its folder go and is on its way out."""

@@ -17,6 +17,7 @@ from tokenmill.core.judge import Rules
 from tokenmill.core.server import Failure, State
 from tokenmill.ending import Ending, Sensors
 from tokenmill.engines.base import Sampling
+from tokenmill.events import Event
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Pump
 from tokenmill.job import Job, LastStart
@@ -29,14 +30,30 @@ from tokenmill.tuning import Tuning
 
 
 def job(folder: Path, command: Sequence[str], model: Path | None = None, sensors: Sensors | None = None) -> Job:
-    """What a node has for its servers, which are any program. Nothing is changed on this machine's /dev/shm."""
+    """What a node has for its servers, which are any program."""
+    return job_of(folder, {"kind": "openai", "command": list(command)}, model=model, sensors=sensors)
+
+
+def job_of(
+    folder: Path,
+    engine: dict[str, Any],
+    *,
+    generation: dict[str, Any] | None = None,
+    fleet: dict[str, Any] | None = None,
+    model: Path | None = None,
+    sensors: Sensors | None = None,
+    tell: Callable[[Event], None] = lambda event: None,
+) -> Job:
+    """What a node has for its servers, by these tables of the config. Nothing is changed on this machine's /dev/shm."""
     data: dict[str, Any] = {
-        "model": {"name": "m"},
+        "model": {"name": "m", "path": "" if engine["kind"] == "openai" else "/m"},
         "prompts": {"path": "p"},
-        "engine": {"kind": "openai", "command": list(command)},
+        "engine": engine,
+        "generation": generation or {},
+        "fleet": fleet or {},
     }
-    config, engine = configfile.validate(data, "test"), plugins.load("engines", "openai")()
-    renderer, sampling = renderer_for(engine, None, True), Sampling(100)
+    config, made = configfile.validate(data, "test"), plugins.load("engines", engine["kind"])()
+    renderer, sampling = renderer_for(made, None, True), Sampling(100)
     run = RunFolder(folder / "run")
     run.create()
     (folder / "shm").mkdir(exist_ok=True)
@@ -44,7 +61,7 @@ def job(folder: Path, command: Sequence[str], model: Path | None = None, sensors
         node="",
         config=config,
         folder=run,
-        engine=engine,
+        engine=made,
         staged=Staged(model),
         python=sys.executable,
         version="",
@@ -53,11 +70,11 @@ def job(folder: Path, command: Sequence[str], model: Path | None = None, sensors
         sampling=sampling,
         pump=Pump(Orders(sampling, True, Rules(), "s"), renderer.render, lambda record: None),
         api_key="",
-        most_in_flight=10,
-        tell=lambda event: None,
+        most_in_flight=1_000,
+        tell=tell,
         changed=lambda: None,
         last_start=LastStart((), lambda phases: None),
-        tuning=Tuning(engine, {}),
+        tuning=Tuning(made, {}),
         sensors=sensors or Sensors(shm=folder / "shm"),
     )
 
@@ -97,7 +114,8 @@ class Living:
 async def begun(of: Job, port: int, gpus: tuple[int, ...] = ()) -> AsyncIterator[Living]:
     """Its process, and the life that watches it, for the scope; whatever it leaves is ended."""
     where = ports.Ports(port, ports.assign(port, 1)[0].internal)
-    spec, entry, process = jobs.spawn(of, Place(0, gpus), where, lambda known: None)
+    bases = of.sensors.cards.take(gpus, 0)
+    spec, entry, process = jobs.spawn(of, Place(0, gpus), where, bases, lambda known: None)
 
     def noted(entry: ServerEntry) -> None:
         found.entry = entry

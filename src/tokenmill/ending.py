@@ -4,10 +4,9 @@ its segments of shared memory are gone. What did not come back is told, and left
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from tokenmill import launch
 from tokenmill.folder import ServerEntry
@@ -15,18 +14,13 @@ from tokenmill.machine import group, ports, processes, shm
 from tokenmill.machine.cards import Cards, Held
 from tokenmill.machine.processes import ProcessId
 from tokenmill.machine.shm import Segment
-
-Value = TypeVar("Value")
-Default = TypeVar("Default")
+from tokenmill.machine.threads import reading
 
 VERIFY_S = 60.0
 """SIGKILL to given up: the driver tears a process down in seconds, not at once."""
 
 MEMORY_POLL_S = 0.5
 """Between two looks at a card's memory."""
-
-READ_S = 10.0
-"""For one reading of the machine; a driver or a mount that hangs may keep it for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +36,14 @@ class HeldPort:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What is left of a server after its end: processes that cannot be ended, ports, cards' memory. `removed` are the
-    segments of shared memory that its dead processes had left."""
+    """What is left of a server after its end: processes that cannot be ended, ports, cards' memory; `left` says it in
+    words, empty where all came back. `removed` are the segments of shared memory that its dead processes had left."""
 
+    left: str = ""
     pids: tuple[ProcessId, ...] = ()
     ports: tuple[HeldPort, ...] = ()
     memory: tuple[Held, ...] = ()
     removed: tuple[Segment, ...] = ()
-
-    @property
-    def left(self) -> str:
-        """What did not come back, in words; empty where all did."""
-        words = (
-            [f"cannot be ended: {', '.join(processes.describe(each.pid) for each in self.pids)}"] if self.pids else []
-        )
-        words += map(str, self.ports)
-        for held in self.memory:
-            holders = ", ".join(processes.describe(pid) for pid in held.pids)
-            words.append(f"{held}{f', held by {holders}' if holders else ''}")
-        return "; ".join(words)
 
     @property
     def cleaned(self) -> str:
@@ -90,13 +73,28 @@ async def end_server(
     members = await reading(lambda: group.look(entry.processes).all, ())
     left = await group.end(entry.processes, grace_s=grace_s, verify_s=verify_s)
     if left:
-        return Ending(left)
+        return Ending(await _words(pids=left), left)
     deadline = loop.time() + verify_s
-    remove_tmp(run, entry.index)
+    await reading(lambda: remove_tmp(run, entry.index), None)
     dead = {*entry.members, *members, entry.process}
     removed = await reading(lambda: shm.remove(entry.segments, dead, sensors.shm), ())
     held = await reading(lambda: held_ports(entry), ())
-    return Ending((), held, await _memory(entry, sensors.cards, deadline), removed)
+    memory = await _memory(entry, sensors.cards, deadline)
+    return Ending(await _words(held=held, memory=memory), (), held, memory, removed)
+
+
+async def _words(*, pids: Sequence[ProcessId] = (), held: Sequence[HeldPort] = (), memory: Sequence[Held] = ()) -> str:
+    """The command line of a process that hangs in a driver may not come."""
+
+    def words(describe: Callable[[int], str]) -> str:
+        told = [f"cannot be ended: {', '.join(describe(each.pid) for each in pids)}"] if pids else []
+        told += map(str, held)
+        for each in memory:
+            holders = ", ".join(map(describe, each.pids))
+            told.append(f"{each}{f', held by {holders}' if holders else ''}")
+        return "; ".join(told)
+
+    return await reading(lambda: words(processes.describe), words("pid {}".format))
 
 
 def remove_tmp(run: Path, index: int) -> None:
@@ -130,12 +128,3 @@ def held_ports(entry: ServerEntry) -> tuple[HeldPort, ...]:
             words = "a process that cannot be seen" if holder is None else processes.describe(holder)
             held.append(HeldPort(port, words))
     return tuple(held)
-
-
-async def reading(question: Callable[[], Value], unknown: Default) -> Value | Default:
-    """A reading of the machine, off the event loop; `unknown` where it does not come."""
-    try:
-        async with asyncio.timeout(READ_S):
-            return await asyncio.to_thread(question)
-    except TimeoutError:
-        return unknown

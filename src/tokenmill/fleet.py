@@ -20,6 +20,9 @@ from tokenmill.view import duration
 Say = Callable[[str, str, str, str], None]
 """Kind, text, level, fix of an event of the node's own."""
 
+_FAILED = core.WAITING | {State.FAILED}
+"""What a life ends in that was not ended on request."""
+
 
 class Fleet:
     """`supervisors` are the node's, and may be empty until it is prepared."""
@@ -54,7 +57,7 @@ class Fleet:
         """A server's life has ended, or it is ready: is all well again? Whether its end was the doing of outside."""
         index, server, moment = supervisor.place.index, supervisor.server, time.monotonic()
         known = self._surroundings
-        if before in core.LIVE and server.state in core.WAITING | core.FINAL and server.failure is not None:
+        if before in core.LIVE and server.state in _FAILED and server.failure is not None:
             living = [other.place.index for other in self._supervisors if other.server.state not in core.FINAL]
             self._surroundings, held = surroundings.failed(known, index, server.failure, moment, living)
             self._post([other for other in held if other != index], core.Hold())
@@ -62,7 +65,9 @@ class Fleet:
                 words = f"{self._surroundings.story}; not charged to them: one at a time is tried until all is well"
                 self._say("surroundings", words, "warn", server.failure.fix)
             return index in held
-        if before is State.CANARY and server.state is State.READY:
+        if server.state is State.QUARANTINED:
+            self._surroundings = surroundings.without(known, index)
+        elif before is State.CANARY and server.state is State.READY:
             self._surroundings, released = surroundings.ready(known, index)
             self._post(released, core.Release())
             if known.story and not self._surroundings.story:

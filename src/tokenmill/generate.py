@@ -64,6 +64,7 @@ class Pump:
         self._life = f"tm-{int(clock() * 1000):x}"
         self._requests = count()
         self.draining = False
+        self._bug: BaseException | None = None
 
     # -- the node's side ---------------------------------------------------------------------------------------------
     def offer(self, prompts: Sequence[Prompt]) -> None:
@@ -91,6 +92,15 @@ class Pump:
         slots = self.capacity
         return max(0, slots + max(LOOKAHEAD, slots) - self.in_flight - self.queued)
 
+    def look(self) -> None:
+        """Raises what ended a slot: its prompt is lost, and would be waited for in vain."""
+        if self._bug is not None:
+            raise self._bug
+
+    def _ended(self, slot: "asyncio.Task[None]") -> None:
+        if not slot.cancelled():
+            self._bug = self._bug or slot.exception()
+
     def drain(self) -> None:
         """No more prompts are begun; those that wait are forgotten."""
         self.draining = True
@@ -104,6 +114,8 @@ class Pump:
         self.lanes[lane.index] = lane
         loop = asyncio.get_running_loop()
         lane.slots = {loop.create_task(self._slot(lane), name=f"{lane.name} slot {n}") for n in range(lane.capacity)}
+        for slot in lane.slots:
+            slot.add_done_callback(self._ended)
 
     def close(self, index: int, *, died: bool = False) -> None:
         """Takes a server's prompts back, uncharged, and gives it no more. `died`: one of them may have done it."""

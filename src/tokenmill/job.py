@@ -1,6 +1,7 @@
 """What all servers of a node have in common, and the start of one server's process."""
 
 import dataclasses
+import errno
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from msgspec.structs import replace
 from tokenmill import caches, launch
 from tokenmill.config import Config
 from tokenmill.core.capacity import Forecast
+from tokenmill.core.server import Failure, FailureKind
 from tokenmill.ending import Sensors
 from tokenmill.engines.base import Engine, Sampling, Spec
-from tokenmill.errors import boundary
+from tokenmill.errors import PluginError, PreflightError, boundary
 from tokenmill.events import Event
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Pump
@@ -24,6 +26,12 @@ from tokenmill.machine.processes import ProcessId
 from tokenmill.render import Renderer
 from tokenmill.staging.staged import Staged
 from tokenmill.tuning import Tuning
+
+_NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
+"""No restart mends these; a full table of processes may have room again."""
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""For its log or its TMPDIR."""
 
 
 @dataclass(slots=True)
@@ -69,9 +77,14 @@ class Job:
 
 
 def spawn(
-    job: Job, place: Place, where: ports.Ports, announce: Callable[[ServerEntry], None]
+    job: Job,
+    place: Place,
+    where: ports.Ports,
+    gpu_bases: tuple[int | None, ...],
+    announce: Callable[[ServerEntry], None],
 ) -> tuple[Spec, ServerEntry, subprocess.Popen[bytes]]:
-    """Starts a server's process; raises OSError where its program cannot be run, PluginError.
+    """Starts a server's process; raises OSError where its program cannot be run, PluginError. `gpu_bases`: see
+    ServerEntry.
 
     `announce` is told of it before it lives, by its nonce alone: killed in between, we would leave one behind that
     nobody knows of and that holds a GPU.
@@ -100,17 +113,24 @@ def spawn(
         nonce=spec.nonce,
         launch=launch.made_of(job.engine, configured, job.config, place, job.model_files),
         log_start=logtail.size(log),
-        gpu_bases=job.sensors.cards.take(place.gpus, place.index),
+        gpu_bases=gpu_bases,
     )
     announce(entry)
-    try:
-        process = processes.spawn(command.argv, env, log, spec.nonce, job.staged.descriptors)
-    except OSError:
-        job.sensors.cards.leave(place.gpus, place.index)
-        raise
+    process = processes.spawn(command.argv, env, log, spec.nonce, job.staged.descriptors)
     # A process that is gone already has no start time: its watcher says so at once.
     identity = processes.identify(process.pid) or ProcessId(process.pid, 0, "")
     return spec, replace(entry, process=identity, group=process.pid), process
+
+
+def not_started(error: OSError | PluginError | PreflightError) -> Failure:
+    """Why a server's process could not be started: what `spawn` raised, or the search for ports."""
+    if not isinstance(error, OSError):
+        return Failure(FailureKind.CONFIG, str(error), error.fix)
+    if error.errno in _FULL:
+        return Failure(FailureKind.DISK, f"{error.filename or 'its log'} cannot be written: {error.strerror}", "df -h")
+    cause = f"{error.filename or 'the engine'} cannot be started: {error.strerror}"
+    kind = FailureKind.CONFIG if error.errno in _NO_PROGRAM else FailureKind.CRASH
+    return Failure(kind, cause, "see engine.python and engine.command")
 
 
 def cache_folder(job: Job, place: Place) -> Path:

@@ -1,8 +1,11 @@
 """Servers of an earlier tokenmill on a run folder: which of them still live, and their end."""
 
+import asyncio
+from collections.abc import Iterable, Sequence
+
 from msgspec.structs import replace
 
-from tokenmill.ending import Sensors, end_server, remove_tmp
+from tokenmill.ending import Ending, Sensors, end_server, remove_tmp
 from tokenmill.events import EventLog
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.machine import group, processes
@@ -23,13 +26,13 @@ def sweep(folder: RunFolder) -> None:
             remove_tmp(folder.path, entry.index)
 
 
-async def end_survivor(folder: RunFolder, entry: ServerEntry, *, grace_s: float = STOP_GRACE_S) -> str:
-    """Ends what lives of a server of an earlier tokenmill; says what did not come back, empty where all is well."""
+async def end_survivor(folder: RunFolder, entry: ServerEntry, *, grace_s: float = STOP_GRACE_S) -> Ending:
+    """Ends what lives of a server of an earlier tokenmill."""
     others = (other for other in survivors(folder) if other.index != entry.index)
     shared = {card for other in others for card in other.cards}
     bases = tuple(None if card in shared else base for card, base in zip(entry.cards, entry.gpu_bases, strict=False))
     alone = replace(entry, gpu_bases=bases)
-    return (await end_server(alone, folder.path, Sensors(), grace_s=grace_s)).left
+    return await end_server(alone, folder.path, Sensors(), grace_s=grace_s)
 
 
 def is_alive(entry: ServerEntry, table: group.Table) -> bool:
@@ -38,10 +41,36 @@ def is_alive(entry: ServerEntry, table: group.Table) -> bool:
     return same_boot and bool(group.look(entry.processes, table, group.FRESH_S).living)
 
 
-async def end_servers(folder: RunFolder, living: list[ServerEntry], log: EventLog) -> None:
-    """Ends servers of an earlier life that nobody needs any more."""
-    for entry in living:
-        log.say("run", f"ends server {entry.index}, pid {entry.process.pid}, of an earlier start")
-        if left := await end_survivor(folder, entry):
-            log.say("run", f"server {entry.index}: {left}", "error")
-    folder.write_servers((), keep=False)
+async def end(
+    folder: RunFolder, entries: Sequence[ServerEntry], log: EventLog, *, grace_s: float = STOP_GRACE_S
+) -> int:
+    """Ends servers, all at once, and says of each what it was; returns how many have processes that cannot be ended.
+
+    The folder must be owned: it forgets those that are gone, and only those.
+    """
+
+    async def one(entry: ServerEntry) -> bool:
+        was = place(entry, [each.pid for each in group.look(entry.processes).living])
+        ending = await end_survivor(folder, entry, grace_s=grace_s)
+        if ending.pids:
+            log.say("down", f"server {entry.index} {ending.left}", "error")
+        else:
+            words = "; ".join(filter(None, (f"server {entry.index} ended: {was}", ending.left)))
+            log.say("down", words, "warn" if ending.left else "info")
+        return bool(ending.pids)
+
+    stuck = await asyncio.gather(*map(one, entries))
+    folder.write_servers(tuple(survivors(folder)), keep=folder.state().keep)
+    return sum(stuck)
+
+
+def kill(entries: Iterable[ServerEntry]) -> None:
+    """SIGKILL to all that lives of these servers, at once; `end` verifies."""
+    for entry in entries:
+        group.kill(tuple(group.look(entry.processes).living))
+
+
+def place(entry: ServerEntry, pids: Iterable[int]) -> str:
+    """Where a server is, in words."""
+    words = [f"pid {', '.join(map(str, pids))}", f"port {entry.port}"]
+    return ", ".join(words if entry.gpu in ("none", "") else [*words, f"GPU {entry.gpu}"])

@@ -19,14 +19,16 @@ from tokenmill.clocks import LOOK_S
 from tokenmill.core import capacity
 from tokenmill.core import server as core
 from tokenmill.core.server import Failure, FailureKind, State
-from tokenmill.ending import VERIFY_S, Ending, end_server, reading
+from tokenmill.ending import VERIFY_S, Ending, end_server
 from tokenmill.engines.base import ServerInfo, Spec
 from tokenmill.errors import BadPromptError, BrokenError, PluginError, RequestError, boundary
 from tokenmill.folder import ServerEntry
 from tokenmill.job import Job
 from tokenmill.machine import group, logtail, ports, processes, reach
+from tokenmill.machine.group import Group
 from tokenmill.machine.logtail import LogTail
 from tokenmill.machine.processes import ProcessId, Pulse
+from tokenmill.machine.threads import reading
 from tokenmill.sight import Sight
 from tokenmill.signs import Signs
 
@@ -160,7 +162,7 @@ class Life:
         if failure.restart is not core.Restart.NEVER:
             return failure
         needed = [Path(self.spec.python), *([self.job.staged.path] if self.job.staged.path else [])]
-        away = await asyncio.to_thread(reach.unreadable, needed)
+        away = await reading(lambda: reach.unreadable(needed), "")
         return dataclasses.replace(failure, kind=FailureKind.STORAGE, cause=away, fix="") if away else failure
 
     async def _watch_log(self) -> None:
@@ -216,9 +218,8 @@ class Life:
             failure = Failure(FailureKind.CONFIG, f"{self.address} is {stranger}", "see engine.addresses")
             self._post(core.Failed(failure) if stranger else core.Answered())
             return
-        foreign, known = ports.listener(self.spec.port), self.entry.processes
-        ours = await reading(lambda: {each.pid for each in group.look(known).living}, set[int]())
-        holder = "" if foreign is None or foreign in ours else processes.describe(foreign)
+        port, own = self.spec.port, self.entry.processes
+        holder = await reading(lambda: _foreign_holder(port, own), "")
         if stranger or holder:
             taken = f"port {self.spec.port} is taken by {holder or 'another process'}"
             cause = f"{taken}: {stranger}" if stranger else taken
@@ -305,3 +306,11 @@ class Life:
         if self._process is not None:
             self._process.poll()  # reaps it
         return ending
+
+
+def _foreign_holder(port: int, own: Group) -> str:
+    """Who listens on a port, where that is none of a server's own processes; empty where it is, or cannot be seen."""
+    holder = ports.listener(port)
+    if holder is None or any(each.pid == holder for each in group.look(own).living):
+        return ""
+    return processes.describe(holder)

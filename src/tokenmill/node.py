@@ -174,8 +174,9 @@ class LocalNode:
                     why = f"it was launched with another {changed}"
             if why:
                 self._say("leftover", f"server {entry.index}, pid {entry.process.pid}, is ended: {why}")
-                if left := await end_survivor(self._folder, entry):
-                    self._say("leftover", f"server {entry.index}: {left}", "error")
+                ending = await end_survivor(self._folder, entry)
+                if ending.left:
+                    self._say("leftover", f"server {entry.index}: {ending.left}", "error")
             else:
                 adopted[entry.index] = entry
         return adopted
@@ -287,18 +288,22 @@ class LocalNode:
             self._look()
 
     def _look(self) -> None:
+        if self.pump is not None:
+            self.pump.look()
         if self._auditor is not None:
             self._auditor.tick()
         self._fleet.look()
 
     def _end_servers(self) -> None:
         for supervisor in self.supervisors:
-            if supervisor.entry is not None and supervisor.server.state is core.State.PENDING:
-                supervisor.post(core.Adopt())  # it lives: what was not adopted could not be ended
-            if self._keep and supervisor.server.state in core.LIVE:
+            state = supervisor.server.state
+            unadopted = state is core.State.PENDING and supervisor.entry is not None  # it lives all the same
+            if self._keep and (unadopted or state in core.LIVE):
                 supervisor.leave()
-            else:
-                supervisor.post(core.Stop())
+                continue
+            if unadopted:
+                supervisor.post(core.Adopt())  # what was not adopted could not be ended
+            supervisor.post(core.Stop())
 
     # -- launching ---------------------------------------------------------------------------------------------------
     async def _launch(self) -> None:
@@ -368,9 +373,11 @@ class LocalNode:
     def _write_state(self) -> None:
         """So that whatever happens to us, the servers can be found again."""
         entries = tuple(
-            structs.replace(supervisor.entry, state=supervisor.server.state.value, phase=supervisor.server.phase)
-            for supervisor in self.supervisors
-            if supervisor.entry is not None
+            structs.replace(entry, state=server.state.value, phase=server.phase)
+            if server.state is not core.State.PENDING  # not adopted yet: as it was left
+            else entry
+            for entry, server in ((supervisor.entry, supervisor.server) for supervisor in self.supervisors)
+            if entry is not None
         )
         if not self.supervisors:
             entries = tuple(self._entries)  # not prepared, or it failed: they live on, and must be found again

@@ -22,7 +22,7 @@ from tokenmill.errors import GateError, StoreError, TokenmillError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.explain import explain
 from tokenmill.folder import RunFolder, ServerEntry
-from tokenmill.leftovers import end_servers, survivors, sweep
+from tokenmill.leftovers import end, survivors, sweep
 from tokenmill.node import LocalNode
 from tokenmill.progress import Progress
 from tokenmill.resume import Accounts, resume
@@ -240,7 +240,7 @@ async def _end_unneeded(desk: Desk, living: list[ServerEntry], *, stopped: bool)
     """Servers of an earlier start that this one has no use for, unless they are to be kept."""
     keep = desk.config.fleet.keep_servers
     if keep == "no" or (keep == "stopped" and not stopped):
-        await end_servers(desk.folder, living, desk.log)
+        await end(desk.folder, living, desk.log)
 
 
 @contextmanager

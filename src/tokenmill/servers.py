@@ -15,7 +15,7 @@ from tokenmill.core.status import PromptCounts, RunStatus, ServerStatus
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.folder import Owner, RunFolder, ServerEntry
-from tokenmill.leftovers import end_survivor, survivors, sweep
+from tokenmill.leftovers import end, kill, place, survivors, sweep
 from tokenmill.machine import processes
 from tokenmill.supervise import STOP_GRACE_S
 from tokenmill.view import LINE_EVERY_S, View, duration, start_of
@@ -191,11 +191,11 @@ def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
     nonces = {entry.nonce for entry in left}
     for entry in known:
         if entry.nonce not in nonces:
-            log.say("down", f"server {entry.index} has ended with it: {_place(entry, [entry.process.pid])}")
+            log.say("down", f"server {entry.index} has ended with it: {place(entry, [entry.process.pid])}")
     if folder.state().servers:
         with folder.own("down"):
             sweep(folder)
-            stuck = asyncio.run(end(folder, left, log, grace_s=0.0 if now else STOP_GRACE_S))
+            stuck = asyncio.run(_end(folder, left, log, 0.0 if now else STOP_GRACE_S))
         if stuck:
             raise TokenmillError(f"{stuck} of {len(left)} servers cannot be ended", fix="ps -o pid,stat,wchan:32,args")
     return len({entry.nonce for entry in known} | nonces)
@@ -251,41 +251,11 @@ def _wait_for(folder: RunFolder, owner: Owner, view: View) -> None:
         raise
 
 
-async def end(
-    folder: RunFolder, entries: Sequence[ServerEntry], log: EventLog, *, grace_s: float = STOP_GRACE_S
-) -> int:
-    """Ends servers, all at once, and says of each what it was; returns how many have processes that cannot be ended.
-
-    The folder must be owned. Ctrl-C ends them without grace.
-    """
+async def _end(folder: RunFolder, entries: Sequence[ServerEntry], log: EventLog, grace_s: float) -> int:
+    """As leftovers.end; Ctrl-C ends them without grace."""
     loop = asyncio.get_running_loop()
-    mine = {entry.nonce: _members(entry) for entry in entries}
-
-    def hurry() -> None:
-        for entry in entries:
-            processes.signal_all(_members(entry), signal.SIGKILL)
-
-    async def one(entry: ServerEntry) -> bool:
-        left = await end_survivor(folder, entry, grace_s=grace_s)
-        words = f"cannot be ended: {left}" if left else f"ended: {_place(entry, mine[entry.nonce])}"
-        log.say("down", f"server {entry.index} {words}", "error" if left else "info")
-        return bool(left)
-
-    loop.add_signal_handler(signal.SIGINT, hurry)
+    loop.add_signal_handler(signal.SIGINT, kill, entries)
     try:
-        stuck = await asyncio.gather(*(one(entry) for entry in entries))
+        return await end(folder, entries, log, grace_s=grace_s)
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-    state = folder.state()
-    folder.write_servers(tuple(survivors(folder)), keep=state.keep)
-    return sum(stuck)
-
-
-def _members(entry: ServerEntry) -> list[int]:
-    group = entry.group if processes.alive(entry.process) else processes.NO_GROUP
-    return processes.members(group, entry.nonce)
-
-
-def _place(entry: ServerEntry, pids: Sequence[int]) -> str:
-    words = [f"pid {', '.join(map(str, pids))}", f"port {entry.port}"]
-    return ", ".join(words if entry.gpu in ("none", "") else [*words, f"GPU {entry.gpu}"])

@@ -13,14 +13,15 @@ from msgspec.structs import replace as with_fields
 
 from tokenmill.core import server as core
 from tokenmill.core.server import Failure, FailureKind, State
-from tokenmill.ending import Sensors, reading
+from tokenmill.ending import Sensors
 from tokenmill.folder import ServerEntry
-from tokenmill.machine import evidence, group, processes, shm
+from tokenmill.machine import evidence, group, processes, shm, threads
 from tokenmill.machine.evidence import Reading, Work
 from tokenmill.machine.filesystems import mount_of
 from tokenmill.machine.group import Members
 from tokenmill.machine.processes import ProcessId
 from tokenmill.machine.shm import Claims
+from tokenmill.machine.threads import READ_S, reading
 
 LOOK_S = 2.0
 """Between two looks at a server: a few files of /proc for each of its processes."""
@@ -99,6 +100,7 @@ class Signs:
         self._note = note
         self._closer_s = min(CLOSER_S, max(FIRST_LOOK_S, stall_s / CLOSER_LOOKS))
         self._last: Look | None = None
+        self._looking: asyncio.Future[Look] | None = None
         before = shm.present(sensors.shm) if fresh else frozenset[shm.Claim]()
         self._claims = Claims(frozenset(entry.segments), before)
         self._dead_since = 0.0
@@ -112,17 +114,26 @@ class Signs:
         if (model := self._model) is not None:  # a path on a mount that is away does not answer at all
             mount = await reading(lambda: mount_of(model), None)
             self._source = "the mount" if mount is None or mount.is_network else "the disk"
-        while True:
-            closely = state() in SILENCE_TELLS
-            await self.look(closely=closely)
-            self.burning = self.work is not None and not self.work.is_idle
-            if self.burning:
-                self._worked_at = time.monotonic()
-                post(core.Progress(strong=False))
-            silent = time.monotonic() - self._spoke_at > SILENT_S
-            if silent and state() is State.STARTING and (failure := self.failure(self._tmp)):
+        try:
+            while True:
+                closely = state() in SILENCE_TELLS
+                await self.look(closely=closely)
+                await self._tell(post, state)
+                await asyncio.sleep(self.pause(closely=closely))
+        finally:
+            if self._looking is not None:
+                self._looking.cancel()
+
+    async def _tell(self, post: Callable[[core.Event], None], state: Callable[[], State]) -> None:
+        self.burning = self.work is not None and not self.work.is_idle
+        if self.burning:
+            self._worked_at = time.monotonic()
+            post(core.Progress(strong=False))
+        silent = time.monotonic() - self._spoke_at > SILENT_S
+        if self.dead and silent and state() is State.STARTING:
+            failure = await reading(lambda: self.failure(self._tmp), None)
+            if failure is not None:
                 post(core.Failed(failure))
-            await asyncio.sleep(self.pause(closely=closely))
 
     def doing(self, state: State) -> str:
         """What it does while it says nothing, in words; empty while its log or its answers tell."""
@@ -137,10 +148,13 @@ class Signs:
     async def look(self, *, closely: bool) -> None:
         """Reads the machine; `closely` where silence would mean something."""
         last = self._last
-        found = await reading(lambda: self._read(last, closely=closely), None)
-        if found is None:
+        if self._looking is None:  # one that hangs is waited for, and no second one is begun
+            self._looking = asyncio.wrap_future(threads.ask(lambda: self._read(last, closely=closely)))
+        await asyncio.wait([self._looking], timeout=READ_S)
+        if not self._looking.done():
             self.work = None  # whatever keeps the reading, nothing is known of this moment
             return
+        found, self._looking = self._looking.result(), None
         self._last = found
         if last is not None and found.moment.at > last.moment.at:
             self.work = evidence.between(last.moment, found.moment)

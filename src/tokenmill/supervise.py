@@ -4,7 +4,6 @@ Whether a server is ready, hung or to be restarted is never decided here; what h
 """
 
 import asyncio
-import errno
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -24,7 +23,8 @@ from tokenmill.folder import ServerEntry
 from tokenmill.job import Job
 from tokenmill.launch import Place
 from tokenmill.life import Life
-from tokenmill.machine import group, ports, shm
+from tokenmill.machine import group, ports, shm, threads
+from tokenmill.machine.threads import reading
 
 STOP_GRACE_S = 20.0
 """SIGTERM to SIGKILL."""
@@ -34,9 +34,6 @@ EXIT_WAIT_S = 3.0
 
 WEIGHTS_LOADED = 60.0
 """Percent at which every engine's phase table says that the weights are in memory."""
-
-_NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
-"""No restart mends these; a full disk or table of processes may be free again."""
 
 Work = Callable[[Life], Coroutine[None, None, None]]
 
@@ -85,6 +82,7 @@ class Supervisor:
         self._inbox: asyncio.Queue[tuple[int, core.Event]] = asyncio.Queue()
         self._life: Life | None = None
         self._living: asyncio.Task[None] | None = None
+        self._launching: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._passed: Passed | None = None
         self._probing = False
@@ -113,6 +111,8 @@ class Supervisor:
                         self._apply(event)
             finally:
                 ticker.cancel()
+                if self._launching is not None:
+                    self._launching.cancel()
                 self._withdraw()
                 self._end_life()
                 if self.entry is not None and not self._left_alive and not self.server.gone:
@@ -208,10 +208,6 @@ class Supervisor:
                 self._end(0.0)
             case core.Terminate():
                 self._end(self.grace_s)
-            case core.Kill():
-                self._end(0.0)
-            case core.Terminate():
-                self._end(self.grace_s)
 
     def _say(self, tell: core.Tell, moment: float) -> None:
         failure = tell.failure
@@ -226,50 +222,63 @@ class Supervisor:
 
     # -- lives -------------------------------------------------------------------------------------------------------
     def _start(self, fresh_ports: bool) -> None:
-        """At once, or after the model was staged again, where its copy has been removed since."""
-        if gone := self.job.staged.missing():
-            assert self._tasks is not None
-            self._tell("stage", f"{gone}: staging the model again", "warn")
-            self._tasks.create_task(self._stage_and_spawn(fresh_ports, self.server.life))
-        else:
-            self._spawn(fresh_ports)
+        assert self._tasks is not None
+        self._life = None
+        self._launching = self._tasks.create_task(self._launch(fresh_ports, self.server.life))
 
-    async def _stage_and_spawn(self, fresh_ports: bool, life_number: int) -> None:
+    async def _launch(self, fresh_ports: bool, life_number: int) -> None:
+        """Starts the process, after the model was staged again where its copy has been removed since.
+
+        A mount or a driver may hang meanwhile, and the server be stopped: what was decided then goes before.
+        """
+
         def superseded() -> bool:
-            return self.server.life != life_number or self.server.state is not State.STARTING
+            return self._left_alive or self.server.life != life_number or self.server.state is not State.STARTING
 
-        def told(text: str) -> None:
-            self._tell("stage", text)
-            self.post(core.PhaseSeen("staging", 0.0))  # copying is no silence
+        if gone := await reading(self.job.staged.missing, ""):
+            self._tell("stage", f"{gone}: staging the model again", "warn")
+            if not await self._stage_again(superseded):
+                return
+        cards, gpus, index = self.job.sensors.cards, self.place.gpus, self.place.index
+        bases = await reading(lambda: cards.take(gpus, index), ())
+        if superseded() or not self._spawn(fresh_ports, bases):
+            cards.leave(gpus, index)
 
+    async def _stage_again(self, superseded: Callable[[], bool]) -> bool:
+        told = from_thread(lambda text: self._tell("stage", text))
+        staging = asyncio.wrap_future(threads.ask(lambda: self.job.staged.renew(told, superseded)))
+        while not staging.done():
+            await asyncio.wait([staging], timeout=LOOK_S)
+            if superseded():
+                staging.cancel()
+                return False
+            self.post(core.PhaseSeen("staging", 0.0))  # copying is no silence, nor is waiting for another's copy
         try:
-            await asyncio.to_thread(self.job.staged.renew, from_thread(told), superseded)
+            staging.result()
         except StoppedError:
-            return
+            return False
         except PreflightError as error:
             self.post(core.Failed(Failure(FailureKind.CONFIG, f"its model cannot be staged again: {error}", error.fix)))
-            return
-        if not superseded():
-            self._spawn(fresh_ports)
+            return False
+        return True
 
-    def _spawn(self, fresh_ports: bool) -> None:
+    def _spawn(self, fresh_ports: bool, gpu_bases: tuple[int | None, ...]) -> bool:
+        """Whether its process could be started."""
         try:
             if fresh_ports:
                 self.ports = self._other_ports()
             self._tuned = dict(self.job.tuning.args)
             if words := shm.short(self.job.sensors.shm):
                 self._tell("leftover", words, "warn")
-            spec, entry, process = jobs.spawn(self.job, self.place, self.ports, self._known_as)
-        except OSError as error:
+            spec, entry, process = jobs.spawn(self.job, self.place, self.ports, gpu_bases, self._known_as)
+        except (OSError, PluginError, PreflightError) as error:
             self._known_as(None)
-            self.post(core.Failed(_not_started(error)))
-            return
-        except (PluginError, PreflightError) as error:
-            self.post(core.Failed(Failure(FailureKind.CONFIG, str(error), error.fix)))
-            return
+            self.post(core.Failed(jobs.not_started(error)))
+            return False
         self._known_as(entry)
         self._tell("launch", f"started as pid {entry.process.pid} on port {entry.port}, GPU {entry.gpu}")
         self._begin(Life(self.job, spec, entry, self.post, lambda: self.server.state, process, self._known_as))
+        return True
 
     def _known_as(self, entry: ServerEntry | None) -> None:
         self.entry = entry
@@ -386,12 +395,6 @@ class Supervisor:
         for text, level in ((ending.left, "error"), (ending.cleaned, "info")):
             if text:
                 self._tell("leftover", text, level)
-        if not ending.pids:
+        if not ending.pids and ended is self._life:
             self._known_as(None)  # what cannot be ended stays in state.json, for `down`
         self.post(core.Gone(ending.left if ending.pids or ending.memory else "", bool(ending.ports)))
-
-
-def _not_started(error: OSError) -> Failure:
-    cause = f"{error.filename or 'the engine'} cannot be started: {error.strerror}"
-    kind = FailureKind.CONFIG if error.errno in _NO_PROGRAM else FailureKind.CRASH
-    return Failure(kind, cause, "see engine.python and engine.command")

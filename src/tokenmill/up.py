@@ -15,12 +15,11 @@ from tokenmill.core.server import SERVING, State
 from tokenmill.doctor import preflight
 from tokenmill.errors import NoServerError, StoppedError, TokenmillError
 from tokenmill.events import EventLog
-from tokenmill.folder import RunFolder
-from tokenmill.leftovers import survivors
+from tokenmill.folder import RunFolder, ServerEntry
+from tokenmill.leftovers import end, kill, survivors
 from tokenmill.node import LocalNode
 from tokenmill.progress import Progress
-from tokenmill.servers import end
-from tokenmill.supervise import Supervisor
+from tokenmill.supervise import STOP_GRACE_S, Supervisor
 from tokenmill.view import View
 
 UP, INTERRUPTED = 0, 130
@@ -30,11 +29,12 @@ ENOUGH_RESTARTS = 2
 
 
 class _Interrupts:
-    """Ctrl-C and SIGTERM. The first ends `up`; the second does not wait for servers to end in good order."""
+    """Ctrl-C and SIGTERM. The first ends `up`; the second does not wait for servers to end in good order: `ending`."""
 
     def __init__(self, log: EventLog, view: View) -> None:
         self.count = 0
         self.node: LocalNode | None = None
+        self.ending: Sequence[ServerEntry] = ()
         self._log = log
         self._view = view
 
@@ -46,6 +46,8 @@ class _Interrupts:
         self.count += 1
         if self.node is None and self.count > 1:
             os._exit(INTERRUPTED)  # nothing runs yet that it started
+        if self.count > 1:
+            kill(self.ending)
         words = "" if self.node is None else ": servers that are ready go on, the others are ended"
         self._log.say("run", f"{number.name}{words}", "warn")
 
@@ -98,11 +100,13 @@ async def _up(config: Config, folder: RunFolder, log: EventLog, progress: Progre
     await node.stop(0.0, keep=True)
     while not running.done():
         await _look(node, log, progress)
+    await running  # a bug is raised here
     await _look(node, log, progress)
     ready = [supervisor for supervisor in node.supervisors if supervisor.server.state in SERVING]
     kept = {supervisor.entry.nonce for supervisor in ready if supervisor.entry} | {entry.nonce for entry in living}
     if unready := [entry for entry in survivors(folder) if entry.nonce not in kept]:
-        await end(folder, unready, log)
+        interrupts.ending = unready
+        await end(folder, unready, log, grace_s=0.0 if interrupts.count > 1 else STOP_GRACE_S)
     progress.state = "up" if ready else "stopped" if interrupts.asked() else "failed"
     if interrupts.asked() or any(isinstance(error, StoppedError) for error in trouble):
         failure = None

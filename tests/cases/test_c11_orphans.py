@@ -188,9 +188,9 @@ def test_what_a_killed_tokenmill_left_is_ended_by_what_it_had_noted(
             stranger = whose_number_was_used_again(server.entry)
             made.folder.write_state(FolderState(None, (server.entry, stranger)))
             assert leftovers.survivors(made.folder) == [server.entry]
-            assert await leftovers.end_survivor(made.folder, stranger) == ""
+            assert (await leftovers.end_survivor(made.folder, stranger)).left == ""
             assert is_locked(lock)
-            assert await leftovers.end_survivor(made.folder, server.entry) == ""
+            assert (await leftovers.end_survivor(made.folder, server.entry)).left == ""
             assert not is_locked(lock)
             assert not tmp_folder(made.folder.path, 0).exists()
 
@@ -203,8 +203,7 @@ def whose_number_was_used_again(entry: ServerEntry) -> ServerEntry:
     return replace(entry, index=1, process=gone, members=(gone,), nonce="tm-other")
 
 
-def test_down_ends_children_that_ignore_it(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "STOP_GRACE_S", 0.3)
+def test_down_ends_children_that_ignore_it(case: Case) -> None:
     lock = case.folder / "lock"
     case.write(
         model={"name": "m"},
@@ -219,8 +218,8 @@ def test_down_ends_children_that_ignore_it(case: Case, monkeypatch: pytest.Monke
         assert is_locked(lock)
         folder = case.run_folder
         with folder.own("down"):
-            ended = leftovers.end_servers(folder, leftovers.survivors(folder), EventLog(folder.events, print))
-            asyncio.run(ended)
+            ended = leftovers.end(folder, leftovers.survivors(folder), EventLog(folder.events, print), grace_s=0.3)
+            assert asyncio.run(ended) == 0
         assert not is_locked(lock)
     finally:
         process.kill()

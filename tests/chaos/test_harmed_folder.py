@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import bynumber
 from tests.chaos.conftest import Command
 from tests.harness import Case, assert_whole
-from tokenmill.machine import processes
 
 KEYS = {f"p{n}" for n in range(40)}
 
@@ -115,7 +115,7 @@ def test_a_sealer_that_hangs_is_named_and_not_waited_for_for_ever(
     assert code == 6
     assert "is being sealed by a process that has not ended for 0 s" in said
     assert "fuser -k" in said
-    processes.signal_all(sealers, signal.SIGKILL)
+    bynumber.signal_all(sealers, signal.SIGKILL)
     code, said = tokenmill("run", case.config)
     assert code == 0, said
     assert_whole(case, KEYS)

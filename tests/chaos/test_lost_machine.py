@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests import objectstore
+from tests import bynumber, objectstore
 from tests.chaos.conftest import Here
 from tests.conftest import write_prompts
 from tests.harness import DEADLINE_S, Case, answered_prompts, assert_whole, last_turn
@@ -31,7 +31,6 @@ from tokenmill import dataset, events
 from tokenmill.backup import keeper, layout, restore
 from tokenmill.backup.layout import Holder, Lease, Manifest
 from tokenmill.folder import RunFolder
-from tokenmill.machine import processes
 from tokenmill.machine.processes import ProcessId
 
 PROMPTS = 100
@@ -79,7 +78,7 @@ def lose_the_machine(case: Case, process: "subprocess.Popen[str]") -> None:
     """All of it ends at once, and its disk is gone."""
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    processes.signal_all(case.leftovers(), signal.SIGKILL)
+    bynumber.signal_all(case.leftovers(), signal.SIGKILL)
     if case.run_path.exists():
         shutil.rmtree(case.run_path)
 

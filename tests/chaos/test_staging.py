@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import tomli_w
 
+from tests import bynumber
 from tests.chaos.conftest import Command, write_short_prompts
 from tests.conftest import Slow, write_prompts
 from tests.harness import Case, assert_whole
 from tests.staging import contents, write_model
-from tokenmill.machine import copies, processes
+from tokenmill.machine import copies
 
 DEADLINE_S = 50.0
 
@@ -143,7 +144,7 @@ def test_servers_start_from_the_copy_and_stage_again_when_it_has_vanished(case: 
     assert copies.find(root, copy.name) is not None
     assert server in copies.Copy(copy, copies.find(root, copy.name).manifest).users  # type: ignore[union-attr]
     shutil.rmtree(root)
-    processes.signal_all([server], signal.SIGKILL)
+    bynumber.signal_all([server], signal.SIGKILL)
     assert case.wait(process) == 0, case.output()
     assert f"{copy} is gone: staging the model again" in case.output()
     assert case.output().count("verified (fast)") == 2

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import bynumber
 from tests.conftest import free_port
 from tests.harness import Case
 from tokenmill import configfile, plugins
 from tokenmill.errors import NoServerError
-from tokenmill.machine import processes
 from tokenmill.node import LocalNode
 
 SOURCE = """
@@ -55,6 +55,6 @@ def test_a_bug_in_a_plug_in_is_its_servers_failure(install: Path, tmp_path: Path
     try:
         with pytest.raises(NoServerError, match="engine faulty: KeyError: 'a bug of its own'"):
             asyncio.run(asyncio.wait_for(node.run(), 30.0))
-        assert [pid for entry in case.run_folder.state().servers for pid in processes.members(-1, entry.nonce)] == []
+        assert [pid for entry in case.run_folder.state().servers for pid in bynumber.members(-1, entry.nonce)] == []
     finally:
         case.cleanup()

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests import bynumber
 from tests.conftest import free_port
 from tests.harness import Case, requests
 from tokenmill import configfile
@@ -306,7 +307,7 @@ def test_the_end_is_told_and_told_again(tell: Tell, way: str) -> None:
 def test_the_servers_are_gone_afterwards(tell: Tell, way: str) -> None:
     servers = tell(way).servers
     assert len(servers) == SERVERS
-    assert [pid for entry in servers for pid in processes.members(-1, entry.nonce)] == []
+    assert [pid for entry in servers for pid in bynumber.members(-1, entry.nonce)] == []
 
 
 @each_way
@@ -331,8 +332,28 @@ def test_a_stop_without_grace_cuts_even_a_stop_with_it(tmp_path: Path, way: str)
     try:
         drive(node, scene())
         servers = case.run_folder.state().servers
-        assert [pid for entry in servers for pid in processes.members(-1, entry.nonce)] == []
+        assert [pid for entry in servers for pid in bynumber.members(-1, entry.nonce)] == []
     finally:
         case.cleanup()
     assert driver.records == []
     assert took[0] < 10.0
+
+
+def test_servers_that_are_kept_outlive_a_node_that_is_stopped_before_it_adopts_them(tmp_path: Path) -> None:
+    case = make_case(tmp_path)
+    try:
+        assert case.wait(case.command("up", str(case.config))) == 0
+        kept = case.run_folder.state().servers
+        again = LocalNode(configfile.load(case.config), case.run_folder, "settings-1", kept)
+        late = Driver(again)
+
+        async def stop_at_once() -> None:
+            await again.stop(0.0, keep=True)
+            await late.until_ended()
+
+        drive(again, stop_at_once())
+        assert len(again.supervisors) == SERVERS
+        assert [processes.alive(entry.process) for entry in kept] == [True] * len(kept)
+        assert case.run_folder.state().servers == kept
+    finally:
+        case.cleanup()

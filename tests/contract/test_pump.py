@@ -10,7 +10,7 @@ from tests.contract.pump_fakes import DONE, Behaviour, Dialect, Scene, answers, 
 from tokenmill.attempt import Lane
 from tokenmill.client import Client
 from tokenmill.config import Generation
-from tokenmill.core.records import Completion
+from tokenmill.core.records import Completion, Record
 from tokenmill.engines.base import Rendered, Request, Sampling, Spec
 from tokenmill.errors import (
     BadPromptError,
@@ -55,6 +55,24 @@ def test_credits_are_what_can_be_used_and_never_more() -> None:
             assert (made.pump.credits(), made.pump.in_flight, made.pump.queued) == (0, 4, first - 4)
             made.pump.drain()
             assert made.pump.credits() == 0
+
+    play(scene())
+
+
+def test_a_bug_that_ends_a_slot_is_not_waited_out() -> None:
+    class Broken(Scene):
+        def _take(self, record: Record) -> None:
+            raise ValueError("a bug")
+
+    async def scene() -> None:
+        made = Broken()
+        made.lane(0)
+        made.pump.look()
+        made.pump.offer(prompts(1))
+        await asyncio.sleep(10.0)
+        with pytest.raises(ValueError, match="a bug"):
+            made.pump.look()
+        made.pump.close(0)
 
     play(scene())
 

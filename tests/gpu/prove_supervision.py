@@ -15,11 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests import bynumber
 from tests.gpu.prove import FLAGS, START_S, make_case, phases, prove, write_prompts
 from tests.harness import Case, assert_whole
 from tokenmill import events
 from tokenmill.events import Event
-from tokenmill.machine import nvml, processes
+from tokenmill.machine import nvml
 
 PROMPTS = 12000
 STALL_S = 15.0
@@ -34,7 +35,7 @@ def used_mib() -> list[int]:
 def child(case: Case, server: int, word: bytes) -> int:
     """A process of a server by its title; SGLang names them sglang::scheduler and sglang::detokenizer."""
     entry = next(entry for entry in case.run_folder.state().servers if entry.index == server)
-    for pid in processes.members(entry.group, entry.nonce):
+    for pid in bynumber.members(entry.group, entry.nonce):
         if word in Path(f"/proc/{pid}/cmdline").read_bytes():
             return pid
     raise AssertionError(f"server {server} has no {word!r}")

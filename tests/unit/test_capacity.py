@@ -9,24 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill import configfile, plugins
-from tokenmill.attempt import Orders
+from tests import living
 from tokenmill.canary import Passed
 from tokenmill.core.capacity import Forecast, Limits, in_flight, servers_for
-from tokenmill.core.judge import Reading, Rules
+from tokenmill.core.judge import Reading
 from tokenmill.core.server import State
-from tokenmill.engines.base import Sampling, ServerInfo
+from tokenmill.engines.base import ServerInfo
 from tokenmill.events import Event
-from tokenmill.folder import RunFolder
-from tokenmill.generate import Pump
-from tokenmill.job import Job, LastStart, spec_for
+from tokenmill.job import Job, spec_for
 from tokenmill.launch import Place
 from tokenmill.life import Life
 from tokenmill.machine.ports import Ports
-from tokenmill.render import renderer_for
-from tokenmill.staging.staged import Staged
 from tokenmill.supervise import Supervisor
-from tokenmill.tuning import Tuning
 
 many = settings(derandomize=True, deadline=None)
 number = st.one_of(st.none(), st.integers(1, 10_000))
@@ -80,34 +74,7 @@ def test_a_request_that_the_cache_cannot_hold_whole_is_still_sent() -> None:
 # -- a server's own ----------------------------------------------------------------------------------------------------
 def job(folder: Path, **generation: Any) -> Job:
     """What a node has for its servers, with the scripted engine."""
-    data = {
-        "model": {"path": "/m", "name": "m"},
-        "prompts": {"path": "p"},
-        "engine": {"kind": "fake"},
-        "generation": generation,
-    }
-    config, engine = configfile.validate(data, "test"), plugins.load("engines", "fake")()
-    renderer, sampling = renderer_for(engine, None, True), Sampling(100)
-    pump = Pump(Orders(sampling, True, Rules(), "s"), renderer.render, lambda record: None)
-    return Job(
-        node="",
-        config=config,
-        folder=RunFolder(folder),
-        engine=engine,
-        staged=Staged(None),
-        python="",
-        version="",
-        model_files="",
-        renderer=renderer,
-        sampling=sampling,
-        pump=pump,
-        api_key="",
-        most_in_flight=1_000,
-        tell=lambda event: None,
-        changed=lambda: None,
-        last_start=LastStart((), lambda phases: None),
-        tuning=Tuning(engine, {}),
-    )
+    return living.job_of(folder, {"kind": "fake"}, generation=generation)
 
 
 def kept(job: Job, info: ServerInfo) -> tuple[int, str]:

@@ -236,6 +236,12 @@ def test_what_the_surroundings_did_is_not_charged_and_waits_for_its_turn() -> No
     assert kinds(play(server, core.Release(), core.Tick(), at=20.0)[1]) == [core.Spawn]
 
 
+def test_a_place_that_cannot_be_used_is_not_tried_because_the_others_are_well() -> None:
+    server, _ = play(ready(), CRASH, core.Hold(), core.Gone("its memory did not come back"))
+    assert server.state is State.QUARANTINED
+    assert play(server, core.Release(), core.Tick(), at=20.0)[1] == []
+
+
 def test_only_the_last_failure_is_taken_from_its_account() -> None:
     server, _ = play(ready(), CRASH, core.Gone())
     server, _ = play(server, core.Tick(), *UP[1:], at=10.0)

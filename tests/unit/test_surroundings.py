@@ -81,6 +81,29 @@ def test_the_first_that_is_ready_again_brings_the_others_back() -> None:
     assert (released, known.story) == ((1, 2, 3, 4, 5, 6), "")
 
 
+def test_a_server_that_is_back_before_its_turn_ends_the_trouble() -> None:
+    known, _ = fail(Surroundings(), 0, 1, 2, 3)
+    known, released = surroundings.ready(known, 2)
+    assert (released, known.story) == ((0, 1, 3), "")
+
+
+def test_a_server_that_was_back_when_the_next_one_failed_has_nothing_in_common_with_it() -> None:
+    known, _ = fail(Surroundings(), 0, servers=range(2))
+    known, _ = surroundings.ready(known, 0)
+    known, held = fail(known, 1, at=60.0, servers=range(2))
+    assert (known.cause, held) == ("", ())
+
+
+@pytest.mark.parametrize("tried", [False, True])
+def test_a_server_whose_place_cannot_be_used_does_not_keep_the_others_waiting(tried: bool) -> None:
+    known, _ = fail(Surroundings(), *SEVEN)
+    if tried:
+        known, released = surroundings.look(known, FIRST_S)
+        assert released == (0,)
+    known = surroundings.without(known, 0)
+    assert surroundings.look(known, FIRST_S)[1] == (1,)
+
+
 def test_a_server_that_was_never_hit_says_nothing_about_them() -> None:
     known, _ = fail(Surroundings(), 0, 1, 2, 3)
     assert surroundings.ready(known, 5) == (known, ())

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests import bynumber
 from tests.conftest import write_prompts
 from tests.harness import Case, assert_whole
 from tokenmill import events
-from tokenmill.machine import group, modelfiles, processes
+from tokenmill.machine import group, modelfiles
 from tokenmill.render import load_tokenizer
 
 ENV = Path(__file__).parent / "env"
@@ -62,12 +63,12 @@ def test_a_killed_api_process_leaves_nothing_behind_and_the_run_ends_whole(vllm:
     process = vllm.start()
     vllm.until_done(2, process, TIMEOUT_S)
     entry = vllm.run_folder.state().servers[0]
-    before = processes.members(entry.group)
+    before = bynumber.members(entry.group)
     os.kill(entry.process.pid, signal.SIGKILL)
     assert vllm.wait(process, TIMEOUT_S) == 0
     assert_whole(vllm, {f"p{n}" for n in range(16)})
     assert len(before) >= 2
-    assert processes.members(entry.group) == []
+    assert bynumber.members(entry.group) == []
 
 
 def test_a_stopped_engine_core_is_a_hang_though_every_page_says_200(vllm: Case) -> None:

@@ -237,7 +237,8 @@ def then(server: Server, now: float) -> str:
         case State.BACKOFF:
             ports = ", on other ports" if server.fresh_ports else ""
             wait = server.retry_at - now
-            return (f"started again in {wait:.0f} s" if wait >= 1.0 else "started again at once") + ports
+            again = "started again" if server.owned else "asked again"
+            return (f"{again} in {wait:.0f} s" if wait >= 1.0 else f"{again} at once") + ports
         case State.QUARANTINED:
             return f"it failed too often: tried again in {(server.retry_at - now) / 60:.0f} min"
         case State.FAILED:
@@ -276,7 +277,7 @@ def _quarantine(server: Server, now: float) -> Server:
 def _surroundings(server: Server, event: Hold | Release, now: float) -> Server:
     """Held: not charged, and tried after an hour even if nobody releases it."""
     if isinstance(event, Release):
-        return replace(server, held=False, retry_at=now)
+        return replace(server, held=False, retry_at=now) if server.held else server
     charged = tuple(at for at in server.charged if at != server.since)
     entered = _enter(server, State.BACKOFF, now)
     return replace(entered, held=True, retry_at=now + HOUR, charged=charged, probation=False)

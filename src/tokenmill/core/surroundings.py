@@ -64,16 +64,15 @@ Change = tuple[Surroundings, tuple[int, ...]]
 
 def failed(now_known: Surroundings, index: int, failure: Failure, now: float, servers: Collection[int]) -> Change:
     """A server's life has ended; `servers` are all that are not given up. Returns those to hold."""
-    known = replace(now_known, trying=None) if now_known.trying == index else now_known
+    known = without(now_known, index)
     cause = f"{failure.kind}: {_NUMBERS.sub('#', failure.cause)}"
     if known.cause == cause:
         wait = known.first_s * min(2.0 ** min(known.tries, 30), MOST)
         later = max(known.next_at, now + wait) if now_known.trying == index else known.next_at
-        waiting = (*(other for other in known.waiting if other != index), index)
-        return replace(known, waiting=waiting, next_at=later), (index,)
+        return replace(known, waiting=(*known.waiting, index), next_at=later), (index,)
     if failure.restart not in _OF_OUTSIDE:
         return known, ()
-    recent = (*(t for t in known.recent if now - t.at < WINDOW_S and t.index != index), Trouble(now, index, cause))
+    recent = (*(trouble for trouble in known.recent if now - trouble.at < WINDOW_S), Trouble(now, index, cause))
     alike = tuple(t.index for t in recent if t.cause == cause and t.index in servers)
     if len(alike) < 2 or len(alike) * 2 < len(servers):
         return replace(known, recent=recent), ()
@@ -91,6 +90,16 @@ def look(known: Surroundings, now: float) -> Change:
 
 def ready(known: Surroundings, index: int) -> Change:
     """A server is ready. The trouble is over if it was one of those that it had hit: returns all that waited."""
-    if index != known.trying:
-        return known, ()
-    return Surroundings(first_s=known.first_s), known.waiting
+    if index == known.trying or index in known.waiting:
+        return Surroundings(first_s=known.first_s), tuple(other for other in known.waiting if other != index)
+    return without(known, index), ()
+
+
+def without(known: Surroundings, index: int) -> Surroundings:
+    """Forgets a server's trouble, and does not wait for it: its place cannot be used, or it has come back by itself."""
+    return replace(
+        known,
+        recent=tuple(trouble for trouble in known.recent if trouble.index != index),
+        waiting=tuple(other for other in known.waiting if other != index),
+        trying=None if known.trying == index else known.trying,
+    )

@@ -58,13 +58,15 @@ class Cards:
 
         Returns for each what it held before any of our servers used it, None where nobody knows.
         """
+        noted = dict(zip(cards, bases or (), strict=False))
+        if bases is None:  # not under the lock: a card that is ill may hold a reading for ever
+            found = {card: self.read(card) for card in cards if not self._users.get(card)}
+            noted = {card: use.memory for card, use in found.items() if use is not None}
         with self._lock:
-            for position, card in enumerate(cards):
+            for card in cards:
                 users = self._users.setdefault(card, set())
                 if not users:
-                    found = self.read(card) if bases is None else None
-                    noted = bases[position] if bases is not None and position < len(bases) else None
-                    self._bases[card] = found.memory if found else noted
+                    self._bases[card] = noted.get(card)
                 users.add(server)
             return tuple(self._bases[card] for card in cards)
 

@@ -20,7 +20,7 @@ from time import monotonic
 
 import msgspec
 
-from tokenmill.machine import processes
+from tokenmill.machine import processes, threads
 from tokenmill.machine.processes import MARK, NO_GROUP, ProcessId, Stat
 
 FRESH_S = 5.0
@@ -140,8 +140,9 @@ def kill(targets: Sequence[ProcessId]) -> None:
 
 
 async def _living(group: Group) -> tuple[ProcessId, ...]:
-    # In a thread: the environment of a process that hangs in a mount may not come.
-    return tuple((await asyncio.to_thread(look, group)).living)
+    """The environment of a process that hangs in a mount may not come: then those that are known already."""
+    found = await threads.reading(lambda: look(group), None)
+    return tuple(filter(processes.alive, (group.main, *group.seen)) if found is None else found.living)
 
 
 async def _wait_gone(group: Group, left: tuple[ProcessId, ...], deadline: float) -> tuple[Group, tuple[ProcessId, ...]]:

@@ -123,20 +123,6 @@ def pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208  (os.listdir is 5 × faster)
 
 
-def members(group: int, mark: str = "") -> list[int]:
-    """The living processes of a group, and those that carry the mark in their environment: by numbers alone, with no
-    proof of whose group it is. group.look has that."""
-    needle = f"{MARK}={mark}\0".encode() if mark else b""
-    found = []
-    for pid in pids():
-        status = stat(pid)
-        if status is None or dead(pid, status.state):
-            continue
-        if status.group == group or (needle and needle in environment(pid)):
-            found.append(pid)
-    return found
-
-
 def environment(pid: int) -> bytes:
     """NAME=value, each with a zero byte behind it; empty where it has ended or is another user's."""
     try:
@@ -238,15 +224,6 @@ def send(process: ProcessId, number: signal.Signals) -> bool:
     finally:
         os.close(handle)
     return True
-
-
-def signal_all(targets: Sequence[int], number: signal.Signals) -> None:
-    """Sends a signal to each pid; those that are gone by now are no error."""
-    for pid in targets:
-        try:
-            os.kill(pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
 
 
 def die_with_parent() -> None:

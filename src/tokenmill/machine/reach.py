@@ -1,9 +1,10 @@
 """Whether files can be read at this moment: a mount that is away fails, or hangs, in every process alike."""
 
-import threading
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
+
+from tokenmill.machine import threads
 
 DEADLINE_S = 5.0
 """An object store's first byte takes a second at the worst; what takes longer is as good as away."""
@@ -15,20 +16,13 @@ def unreadable(paths: Iterable[Path], deadline_s: float = DEADLINE_S) -> str:
 
 
 def _why(path: Path, deadline_s: float) -> str:
-    found: list[str] = []
-
-    def read() -> None:
-        try:
-            _touch(path)
-            found.append("")
-        except OSError as error:
-            found.append(error.strerror or type(error).__name__)
-
-    # A thread that no exit waits for: one that hangs in a mount cannot be ended.
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    thread.join(deadline_s)
-    return found[0] if found else f"no answer within {deadline_s:.0f} s"
+    try:
+        threads.ask(lambda: _touch(path)).result(deadline_s)
+    except TimeoutError:
+        return f"no answer within {deadline_s:.0f} s"
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return ""
 
 
 def _touch(path: Path) -> None:

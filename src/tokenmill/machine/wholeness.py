@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.errors import PreflightError
-from tokenmill.machine import gguf, parallel, safetensors
+from tokenmill.machine import gguf, safetensors, threads
 from tokenmill.machine.modelfiles import read_json, weight_map
 from tokenmill.machine.safetensors import Shard
 
@@ -68,7 +68,7 @@ def read(folder: Path) -> Model:
         index |= weight_map(read_json(file))
     names = {*index.values(), *(file.name for file in folder.glob("*.safetensors"))}
     files = sorted(folder / name for name in names if name.endswith(".safetensors"))
-    return Model(folder, index, parallel.each(files, safetensors.read, THREADS))
+    return Model(folder, index, threads.each(files, safetensors.read, THREADS))
 
 
 def _indexes(folder: Path) -> list[Path]:

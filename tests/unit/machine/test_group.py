@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests import bynumber
 from tests.unit.machine.test_processes import SLEEP, identified, running, until
 from tokenmill.machine import group, processes
 from tokenmill.machine.group import Group
@@ -142,7 +143,7 @@ def test_a_child_that_is_made_while_its_parent_is_ended_does_not_get_away(tmp_pa
     with running(code, log, "tm-last") as process:
         until(lambda: said(log))
         assert ended(known(process, "tm-last")) == ()
-        assert processes.members(process.pid, "tm-last") == []
+        assert bynumber.members(process.pid, "tm-last") == []
 
 
 def test_one_reading_serves_many_looks_and_a_mark_is_read_once(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from tests import bynumber
 from tokenmill.machine import processes
 from tokenmill.machine.processes import MARK, ProcessId
 
@@ -24,7 +25,7 @@ def running(code: str, log: Path, mark: str) -> Iterator[subprocess.Popen[bytes]
     try:
         yield process
     finally:
-        processes.signal_all(processes.members(process.pid, mark), signal.SIGKILL)
+        bynumber.signal_all(bynumber.members(process.pid, mark), signal.SIGKILL)
         process.wait()
 
 
@@ -54,7 +55,7 @@ def test_a_zombie_is_dead(tmp_path: Path) -> None:
         known = identified(process.pid)
         until(lambda: (found := processes.stat(process.pid)) is not None and found.state == "Z")
         assert not processes.alive(known)
-        assert processes.members(process.pid, "tm-zombie") == []
+        assert bynumber.members(process.pid, "tm-zombie") == []
 
 
 THREAD_LIVES_ON = """
@@ -72,7 +73,7 @@ def test_a_zombie_whose_threads_still_run_is_not_dead(tmp_path: Path) -> None:
         assert identity is not None
         until(lambda: (found := processes.stat(process.pid)) is not None and found.state == "Z")
         assert processes.alive(identity)
-        assert processes.members(process.pid) == [process.pid]
+        assert bynumber.members(process.pid) == [process.pid]
 
 
 def test_a_name_with_spaces_and_brackets_is_read(tmp_path: Path) -> None:
@@ -154,5 +155,5 @@ def test_a_process_dies_with_the_one_that_started_it_however_that_dies() -> None
         os.kill(parent.pid, signal.SIGKILL)
         assert parent.stdout.read() == b"", "the pipe ends with the last process that has it"
     finally:
-        os.killpg(parent.pid, signal.SIGKILL) if processes.members(parent.pid) else None
+        os.killpg(parent.pid, signal.SIGKILL) if bynumber.members(parent.pid) else None
         parent.communicate()

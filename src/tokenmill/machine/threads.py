@@ -1,0 +1,72 @@
+"""Threads that no exit waits for: what reads the machine may hang for ever in a mount, in a driver, in /proc of a
+process that hangs in one, and must keep neither the event loop nor the end of the process."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from tokenmill.errors import TokenmillError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Default = TypeVar("Default")
+
+READ_S = 10.0
+"""For one reading of the machine: a driver that is well may take seconds, one that is ill takes for ever."""
+
+
+def ask(question: Callable[[], Result]) -> "Future[Result]":
+    """The answer of a question that is asked on a thread of its own."""
+    answer: Future[Result] = Future()
+
+    def work() -> None:
+        if not answer.set_running_or_notify_cancel():
+            return
+        try:
+            answer.set_result(question())
+        except (OSError, TokenmillError) as error:
+            answer.set_exception(error)
+        finally:
+            if not answer.done():  # a bug, whose traceback the thread prints
+                answer.set_exception(RuntimeError("a reading of the machine ended by a bug"))
+
+    threading.Thread(target=work, daemon=True).start()
+    return answer
+
+
+async def reading(question: Callable[[], Result], unknown: Default, deadline_s: float = READ_S) -> Result | Default:
+    """A reading of the machine, off the event loop; `unknown` where it does not come within the deadline."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await asyncio.wrap_future(ask(question))
+    except TimeoutError:
+        return unknown
+
+
+def each(items: Iterable[Item], work: Callable[[Item], Result], threads: int) -> list[Result]:
+    """Many small reads at once: the results in the items' order. The OSError that `work` may raise is raised here."""
+    waiting: queue.SimpleQueue[tuple[int, Item]] = queue.SimpleQueue()
+    for entry in enumerate(items):
+        waiting.put(entry)
+    count = waiting.qsize()
+    results: dict[int, Result] = {}
+    failed = threading.Event()
+
+    def serve() -> None:
+        while not failed.is_set():
+            try:
+                place, item = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                results[place] = work(item)
+            except OSError:
+                failed.set()
+                raise
+
+    for answer in [ask(serve) for _ in range(min(threads, count))]:
+        answer.result()
+    return [results[place] for place in range(count)]
