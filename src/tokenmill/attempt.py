@@ -44,7 +44,8 @@ class Lane:
 
     `refused_since` is when it began to refuse whatever it is asked, None while it does not. `died`: it is closed
     because it did, with what it had in flight. `leaving`: it has gone bad, and takes no prompt any more.
-    `streams`: its answers come in pieces, and `seen` counts those that carried tokens.
+    `streams`: its answers come in pieces, and `seen` counts those that carried tokens. `broken` are prompts whose
+    requests failed of the server itself, until it is known whether it died.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Lane:
     died: bool = False
     leaving: bool = False
     accept_length: float | None = None
+    broken: list[Prompt] = field(default_factory=list)
     slots: set["asyncio.Task[None]"] = field(default_factory=set)
 
     def note_tokens(self) -> None:

@@ -2,8 +2,9 @@
 
 Invariants: a prompt offered ends as exactly one record or stays with the pump; it is never with two servers at once,
 since it moves on only after its request has ended or was aborted. A server's own trouble (gone, full, engine dead) is
-never charged to the prompt, unless it dies of it again and again (suspects.py); an error that is the request's own is,
-and after `attempts` the prompt has failed.
+never charged to the prompt, unless it dies of it again and again (suspects.py): what broke with its server waits until
+it is known whether the server died. An error that is the request's own is charged, and after `attempts` the prompt has
+failed.
 """
 
 import asyncio
@@ -83,7 +84,8 @@ class Pump:
 
     @property
     def queued(self) -> int:
-        return len(self._queue) + len(self._again) + len(self._suspects.waiting)
+        broken = sum(len(lane.broken) for lane in self.lanes.values())
+        return len(self._queue) + len(self._again) + len(self._suspects.waiting) + broken
 
     def credits(self) -> int:
         """How many more prompts can be used now: free slots, and as many waiting as the slots would take at once."""
@@ -107,6 +109,8 @@ class Pump:
         self._again.clear()
         self._queue.clear()
         self._suspects.waiting.clear()
+        for lane in self.lanes.values():
+            lane.broken.clear()
 
     # -- the supervisors' side ---------------------------------------------------------------------------------------
     def open(self, lane: Lane) -> None:
@@ -125,6 +129,7 @@ class Pump:
         lane.held, lane.died = True, died
         for task in lane.slots:
             task.cancel()
+        self._decided(lane)
         self._feed()  # what waited for this server is for whoever is left
 
     def hold(self, lane: Lane) -> None:
@@ -143,7 +148,15 @@ class Pump:
             return
         lane.held = False
         lane.broken_in_row = 0
+        self._decided(lane)
         self._feed()
+
+    def _decided(self, lane: Lane) -> None:
+        """It is known now whether the server died: what broke with it goes back."""
+        broken, lane.broken = lane.broken, []
+        for prompt in broken:
+            self._taken_back(lane, prompt)
+            self._suspects.left(lane.index, prompt)
 
     # -- one slot ----------------------------------------------------------------------------------------------------
     async def _slot(self, lane: Lane) -> None:
@@ -175,7 +188,7 @@ class Pump:
                 await self._failure(lane, prompt, request_id, error)
             finally:
                 lane.in_flight -= 1
-                if self._suspects.left(lane.index, prompt):
+                if prompt not in lane.broken and self._suspects.left(lane.index, prompt):
                     self._feed()
             if refused:
                 await asyncio.sleep(pause)
@@ -224,20 +237,22 @@ class Pump:
     def _give_back(self, prompt: Prompt) -> None:
         if self.draining:
             return  # it has no record, so the next start asks for it again
-        self._queue.appendleft(prompt)
+        if self._suspects.is_suspect(prompt):
+            self._suspects.waiting.append(prompt)
+        else:
+            self._queue.appendleft(prompt)
         self._feed()
 
     def _taken_back(self, lane: Lane, prompt: Prompt) -> None:
         """Its server is gone: it goes back, under suspicion where the server died more than once with it."""
-        if not lane.died or not self._suspects.died(lane.index, prompt):
-            self._give_back(prompt)
-        elif self._suspects.is_guilty(prompt):
+        if lane.died:
+            self._suspects.died(lane.index, prompt)
+        if lane.died and self._suspects.is_guilty(prompt):
             words = f"a server died each of the {self._suspects.deaths(prompt)} times that it was in flight"
             self._suspects.clear(prompt)
             self._deliver(self._attempts.failed(prompt, "aborted", words, lane))
-        elif not self.draining:
-            self._suspects.waiting.append(prompt)
-            self._feed()
+        else:
+            self._give_back(prompt)
 
     def _refused(self, lane: Lane, error: RequestError) -> None:
         """A server that is full lets something through now and then; one that never does is in trouble."""
@@ -257,8 +272,7 @@ class Pump:
         try:
             with boundary(f"engine {lane.engine.kind}"):
                 if isinstance(error, RequestError) and self._is_the_servers(lane, error):
-                    self._trouble(lane, error)
-                    self._give_back(prompt)
+                    self._broke(lane, prompt, error)
                     return
                 if isinstance(error, LateError):
                     await self._abort(lane, request_id)
@@ -268,6 +282,15 @@ class Pump:
             self._charge(lane, prompt, error)
             raise
         self._charge(lane, prompt, error)
+
+    def _broke(self, lane: Lane, prompt: Prompt, error: RequestError) -> None:
+        """The connection goes first where a prompt kills its server: given to another one at once, it would kill that,
+        too, and be in flight at no death that is known."""
+        self._trouble(lane, error)
+        if self.lanes.get(lane.index) is lane:
+            lane.broken.append(prompt)
+        else:
+            self._taken_back(lane, prompt)
 
     def _is_the_servers(self, lane: Lane, error: RequestError) -> bool:
         """Whether the server failed, not this request: the prompt is not charged then."""

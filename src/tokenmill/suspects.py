@@ -28,13 +28,15 @@ class Suspects:
     _deaths: dict[Id, int] = field(default_factory=dict)
     _alone: dict[Id, int] = field(default_factory=dict)
 
-    def died(self, server: int, prompt: Prompt) -> bool:
-        """A server died with this prompt in flight. Whether the prompt is a suspect now."""
+    def died(self, server: int, prompt: Prompt) -> None:
+        """A server died with this prompt in flight."""
         known = identity(prompt)
         self._deaths[known] = self._deaths.get(known, 0) + 1
         if self.with_server.get(server) == known:
             self._alone[known] = self._alone.get(known, 0) + 1
-        return self._deaths[known] >= DEATHS
+
+    def is_suspect(self, prompt: Prompt) -> bool:
+        return self.deaths(prompt) >= DEATHS
 
     def is_guilty(self, prompt: Prompt) -> bool:
         return self._alone.get(identity(prompt), 0) >= ALONE

@@ -509,18 +509,28 @@ def test_a_prompt_that_one_engine_cannot_send_is_done_by_another() -> None:
 
 
 # -- a prompt that kills its servers -----------------------------------------------------------------------------------
-def test_a_prompt_that_kills_every_server_fails_and_no_other_pays_for_it() -> None:
-    """As an engine does that asserts on one prompt: all in flight go down with it, again and again."""
+@pytest.mark.parametrize("ending", [None, GoneError("the connection broke"), BrokenError("HTTP 500", body="dead")])
+def test_a_prompt_that_kills_every_server_fails_and_no_other_pays_for_it(ending: RequestError | None) -> None:
+    """As an engine does that asserts on one prompt: all in flight go down with it, again and again. Most of the time
+    the connections go before the death is known."""
 
     async def scene() -> None:
         async with Scene() as made:
             doomed: set[int] = set()
 
             def poisoned(index: int) -> Behaviour:
+                dead = asyncio.Event()
+
                 async def behave(key: str, times: int) -> bytes:
-                    await asyncio.sleep(1.0)
-                    if key == "p3":
+                    async with asyncio.TaskGroup() as tasks:
+                        death = tasks.create_task(dead.wait())
+                        await asyncio.wait([death], timeout=1.0)
+                        death.cancel()
+                    if key == "p3" or dead.is_set():
                         doomed.add(index)
+                        dead.set()
+                        if ending is not None:
+                            raise ending
                         await asyncio.sleep(1e9)
                     return DONE
 
@@ -562,6 +572,8 @@ def test_servers_that_die_of_something_else_cost_no_prompt_anything() -> None:
                     made.lane(index, answers, capacity=3)
             await made.until(30)
             assert made.outcome() == {f"p{n}": (STOP, 1) for n in range(30)}
+
+    play(scene())
 
 
 def test_a_server_that_is_retired_gets_no_prompt_though_it_answers_again() -> None:
