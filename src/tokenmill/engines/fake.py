@@ -36,6 +36,8 @@ _TIERS: Tiers = (
     COMMON_NOTICED,
 )
 
+_HELP = "see engine.args; python -m tokenmill.testing.server --help   lists its flags"
+
 _PLAYS_SGLANG = "server_args="
 """In a log that was recorded from SGLang: what such a script says is read as SGLang's words."""
 
@@ -79,7 +81,7 @@ class Fake(OpenAI):
 
     def diagnose(self, tail: Sequence[str], exit_code: int | None) -> Failure:
         if exit_code == 2:
-            return Failure(FailureKind.FLAG, "the scripted server refuses a flag", "", tuple(tail[-2:]), exit_code)
+            return Failure(FailureKind.FLAG, "the scripted server refuses a flag", _HELP, tuple(tail[-2:]), exit_code)
         if any(_PLAYS_SGLANG in line for line in tail):
             return _sglang.diagnose(tail, exit_code)
         return explain(_TIERS, tail, exit_code)
