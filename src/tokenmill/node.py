@@ -100,7 +100,7 @@ class LocalNode:
         self._renderer = await asyncio.to_thread(renderer_for, engine, model, config.generation.thinking)
         files = await asyncio.to_thread(modelfiles.fingerprint, model) if model is not None else ""
         uses_gpus = config.fleet.gpus != "none" and not config.engine.addresses
-        cards = gpus.choose(nvml.read(), config.fleet.gpus) if uses_gpus else None
+        cards = gpus.choose(await nvml.answer(), config.fleet.gpus) if uses_gpus else None
         drawn = sampling(config, model)
         generation = config.generation
         orders = Orders(

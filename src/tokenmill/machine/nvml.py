@@ -5,9 +5,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tokenmill.errors import PreflightError
+from tokenmill.machine import threads
 from tokenmill.machine.gpus import Gpu
 
 Value = TypeVar("Value")
+
+ANSWER_S = 60.0
+"""Without its persistence daemon the driver wakes eight cards one after another, in seconds each."""
 
 _GONE = ["NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_UNKNOWN", "NVML_ERROR_RESET_REQUIRED", "NVML_ERROR_CORRUPTED_INFOROM"]
 """What `nvidia-smi` shows as ERR!: the card is in the list, and cannot be asked."""
@@ -30,6 +34,15 @@ def read() -> list[Gpu]:
         raise PreflightError(f"NVML cannot read the GPUs: {error}", fix="nvidia-smi   shows more") from error
     finally:
         pynvml.nvmlShutdown()
+
+
+async def answer() -> list[Gpu]:
+    """`read`, off the event loop; a PreflightError also where the driver does not answer."""
+    found = await threads.reading(read, None, ANSWER_S)
+    if found is None:
+        words = f"NVML has not answered for {ANSWER_S:.0f} s"
+        raise PreflightError(words, fix="nvidia-smi; dmesg -T | grep -i xid   show what is wrong with the driver")
+    return found
 
 
 class Meter:
