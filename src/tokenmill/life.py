@@ -21,7 +21,7 @@ from tokenmill.core import server as core
 from tokenmill.core.server import Failure, FailureKind, State
 from tokenmill.ending import VERIFY_S, Ending, end_server
 from tokenmill.engines.base import ServerInfo, Spec
-from tokenmill.errors import BadPromptError, BrokenError, PluginError, RequestError, boundary
+from tokenmill.errors import BadPromptError, BrokenError, GoneError, PluginError, RequestError, boundary
 from tokenmill.folder import ServerEntry
 from tokenmill.job import Job
 from tokenmill.machine import group, logtail, ports, processes, reach
@@ -44,6 +44,9 @@ HEALTH_TIMEOUT_S = 30.0
 ADDRESS_PATIENCE_S = 10.0
 """A server that runs already answers at once, or is said to be away."""
 
+EXIT_WAIT_S = 3.0
+"""SGLang's main process goes within seconds of its scheduler's crash, after it has written why."""
+
 ADOPTED_WIDTH = 4
 """Canaries of a server that has served already: its kernels are compiled, and it must be back within 5 s."""
 
@@ -55,7 +58,7 @@ class Life:
     """`post` takes events; `state` tells what the server is taken for; no `entry`: it is someone else's server. `note`
     takes the entry anew when more is known by which its leftovers can be found.
 
-    `sight`: how its tokens are seen.
+    `sight`: how its tokens are seen; `passed`: its canary, once it has.
     """
 
     def __init__(
@@ -72,6 +75,8 @@ class Life:
         self.spec = spec
         self._signs = self._signs_of(entry, note, fresh=process is not None) if entry is not None else None
         self.info = ServerInfo()
+        self.passed: Passed | None = None
+        self._probing = False
         self._post = post
         self._state = state
         self._process = process
@@ -282,6 +287,38 @@ class Life:
         if not self.sight.words and isinstance(result, Passed):
             await self._choose_sight(timeout_s)
         return result
+
+    async def run_canary(self, timeout_s: float, tell: Callable[[str, str, str], None]) -> None:
+        """Posts whether it passed; `tell` takes kind, text and level of what a person should know."""
+        result = await self.canary(timeout_s)
+        if isinstance(result, Failure):
+            # A server that dies under the canary breaks its connections first; its exit says more, and comes now.
+            await asyncio.sleep(0.0 if result.kind is FailureKind.WRONG_MODE else EXIT_WAIT_S)
+            self._post(core.Failed(result))
+            return
+        if result.warning:
+            tell("canary", result.warning, "warn")
+        if not self.sight.counters:
+            tell("canary", self.sight.words, "info")
+        self.passed = result
+        self._post(core.CanaryPassed())
+
+    async def probe(self, after_s: float, lane: Callable[[], Lane | None]) -> None:
+        """Posts whether a small generation came back; one at a time, whose result serves every doubt meanwhile."""
+        if self._probing:
+            return
+        self._probing = True
+        try:
+            await asyncio.sleep(after_s)
+            free = self.has_free_slot(lane())
+            error = await self.probe_generation()
+        finally:
+            self._probing = False
+        if error is None:
+            self._post(core.ProbePassed())
+            return
+        free = free or isinstance(error, GoneError)  # it never got as far as a slot
+        self._post(core.ProbeFailed(Failure(FailureKind.HANG, str(error)), self.burning, free, self.sight.sighted))
 
     async def _choose_sight(self, timeout_s: float) -> None:
         await self.sight.choose(lambda: self._canary(1, timeout_s).why_not_streamed(self.sight.see))

@@ -4,20 +4,21 @@ Whether a server is ready, hung or to be restarted is never decided here; what h
 """
 
 import asyncio
+import subprocess
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tokenmill import job as jobs
 from tokenmill.attempt import Lane
-from tokenmill.canary import Passed
 from tokenmill.clocks import LOOK_S, Rate, WatchClock
 from tokenmill.core import capacity, starts
 from tokenmill.core import server as core
-from tokenmill.core.lifecycle import step, then
+from tokenmill.core.lifecycle import STAGING, step, then
 from tokenmill.core.server import Failure, FailureKind, Server, State, Timing
 from tokenmill.core.status import ServerStatus
 from tokenmill.ending import VERIFY_S, Ending
-from tokenmill.errors import BrokenError, BusyError, GoneError, PluginError, PreflightError, RequestError, StoppedError
+from tokenmill.engines.base import Spec
+from tokenmill.errors import BrokenError, BusyError, PluginError, PreflightError, RequestError, StoppedError
 from tokenmill.events import Event, from_thread, now
 from tokenmill.folder import ServerEntry
 from tokenmill.job import Job
@@ -28,9 +29,6 @@ from tokenmill.machine.threads import reading
 
 STOP_GRACE_S = 20.0
 """SIGTERM to SIGKILL."""
-
-EXIT_WAIT_S = 3.0
-"""SGLang's main process goes within seconds of its scheduler's crash, after it has written why."""
 
 WEIGHTS_LOADED = 60.0
 """Percent at which every engine's phase table says that the weights are in memory."""
@@ -84,8 +82,6 @@ class Supervisor:
         self._living: asyncio.Task[None] | None = None
         self._launching: asyncio.Task[None] | None = None
         self._tasks: asyncio.TaskGroup | None = None
-        self._passed: Passed | None = None
-        self._probing = False
         self._answers = 0
         self._rate = Rate()
         self._left_alive = False
@@ -195,7 +191,7 @@ class Supervisor:
             case core.Watch():
                 self._watch()
             case core.RunCanary():
-                self._in_life(self._run_canary)
+                self._in_life(lambda now_living: now_living.run_canary(self.server.timing.canary_timeout, self._tell))
             case core.Admit():
                 self._admit()
             case core.Withdraw(died):
@@ -203,7 +199,7 @@ class Supervisor:
                 if not self.server.owned:
                     self._end_life()  # nothing is asked of it while it is set aside
             case core.ProbeGeneration(after):
-                self._in_life(lambda now_living: self._probe_generation(now_living, after))
+                self._in_life(lambda now_living: now_living.probe(after, lambda: self.lane))
             case core.Kill():
                 self._end(0.0)
             case core.Terminate():
@@ -252,7 +248,7 @@ class Supervisor:
             if superseded():
                 staging.cancel()
                 return False
-            self.post(core.PhaseSeen("staging", 0.0))  # copying is no silence, nor is waiting for another's copy
+            self.post(core.PhaseSeen(STAGING, 0.0))  # copying is no silence, nor is waiting for another's copy
         try:
             staging.result()
         except StoppedError:
@@ -277,7 +273,7 @@ class Supervisor:
             return False
         self._known_as(entry)
         self._tell("launch", f"started as pid {entry.process.pid} on port {entry.port}, GPU {entry.gpu}")
-        self._begin(Life(self.job, spec, entry, self.post, lambda: self.server.state, process, self._known_as))
+        self._begin(spec, process)
         return True
 
     def _known_as(self, entry: ServerEntry | None) -> None:
@@ -290,12 +286,17 @@ class Supervisor:
         if self.entry is not None:
             self._tell("adopt", f"adopts pid {self.entry.process.pid} on port {self.entry.port}")
             self.job.sensors.cards.take(self.place.gpus, self.place.index, self.entry.gpu_bases)
-        self._begin(Life(self.job, spec, self.entry, self.post, lambda: self.server.state, note=self._known_as))
+        self._begin(spec)
 
-    def _begin(self, new: Life) -> None:
+    def _begin(self, spec: Spec, process: subprocess.Popen[bytes] | None = None) -> None:
         assert self._tasks is not None
         self._end_life()
-        self._probing = False
+        number = self.server.life
+
+        def post(event: core.Event) -> None:
+            self._inbox.put_nowait((number, event))  # not heard any more once the next life has begun
+
+        new = Life(self.job, spec, self.entry, post, lambda: self.server.state, process, self._known_as)
         self._life = new
         self._living = self._tasks.create_task(new.run(), name=f"server {self.name}")
 
@@ -308,41 +309,10 @@ class Supervisor:
         if self._life is not None and self._living is not None:
             self._life.do(work(self._life))
 
-    async def _run_canary(self, now_living: Life) -> None:
-        result = await now_living.canary(self.server.timing.canary_timeout)
-        if isinstance(result, Failure):
-            # A server that dies under the canary breaks its connections first; its exit says more, and comes now.
-            await asyncio.sleep(0.0 if result.kind is FailureKind.WRONG_MODE else EXIT_WAIT_S)
-            self.post(core.Failed(result))
-            return
-        if result.warning:
-            self._tell("canary", result.warning, "warn")
-        if not now_living.sight.counters:
-            self._tell("canary", now_living.sight.words)
-        self._passed = result
-        self.post(core.CanaryPassed())
-
-    async def _probe_generation(self, now_living: Life, after: float) -> None:
-        if self._probing:
-            return  # its result serves this doubt, too
-        self._probing = True
-        try:
-            await asyncio.sleep(after)
-            free = now_living.has_free_slot(self.lane)
-            error = await now_living.probe_generation()
-        finally:
-            self._probing = False
-        if error is None:
-            self.post(core.ProbePassed())
-            return
-        free = free or isinstance(error, GoneError)  # it never got as far as a slot
-        failure, sighted = Failure(FailureKind.HANG, str(error)), now_living.sight.sighted
-        self.post(core.ProbeFailed(failure, now_living.burning, free, sighted))
-
     # -- the pump ----------------------------------------------------------------------------------------------------
     def _admit(self) -> None:
         assert self._life is not None
-        assert self._passed is not None
+        assert self._life.passed is not None
         width, limit = self._life.capacity
         self.lane = Lane(
             name=self.name,
@@ -351,11 +321,11 @@ class Supervisor:
             spec=self._life.spec,
             client=self._life.client,
             info=self._life.info,
-            reading=self._passed.reading,
+            reading=self._life.passed.reading,
             capacity=width,
             on_trouble=self._trouble,
             streams=self._life.sight.streams,
-            accept_length=self._passed.accept_length,
+            accept_length=self._life.passed.accept_length,
         )
         self._answers = 0
         self._rate.clear()

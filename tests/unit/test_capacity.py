@@ -119,7 +119,7 @@ def told_when_ready(job: Job, info: ServerInfo) -> list[str]:
         supervisor._life = life = Life(
             job, spec_for(job, place, where, "n"), None, supervisor.post, lambda: State.READY
         )
-        life.info, supervisor._passed = info, Passed(Reading(True), None)
+        life.info, life.passed = info, Passed(Reading(True), None)
         supervisor._admit()
         supervisor._withdraw()
         await life.client.close()

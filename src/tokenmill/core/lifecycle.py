@@ -57,6 +57,7 @@ BACKOFF_MOST = 60.0  # times the first: a server that comes back after an outage
 GOOD_WHILE = 1800.0  # 30 good minutes: what failed before them is forgotten
 QUARANTINE = 3600.0  # seconds until a server that failed too often is tried again
 HOUR = 3600.0
+STAGING = "staging"  # the phase in which the model is copied again before a start
 STORY = 20  # events that an error carries
 PROBE_PAUSE = 1.0  # seconds between two small generations of a server in doubt; its exit may be on the way
 
@@ -149,6 +150,8 @@ def _up(server: Server, event: Answered | Healthy | CanaryPassed, now: float) ->
 def _phase(server: Server, seen: PhaseSeen, now: float) -> Server:
     """What was reached stays reached; the time until the first phase is the process's own beginning."""
     server = replace(server, percent=max(seen.percent, server.percent), progress_at=now)
+    if seen.name == STAGING:
+        server = replace(server, started_at=now)  # no start yet: a model of 140 GB takes its time to be copied again
     if seen.name == server.phase:
         return server
     ended = (server.phase or "begin", now - server.phase_since)
