@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from tests import living
 from tests.harness import Case, wait_until
-from tokenmill import leftovers
+from tokenmill import leftovers, signs
 from tokenmill.core import server as core
 from tokenmill.core.server import State
 from tokenmill.ending import HeldPort, Sensors
@@ -175,7 +175,7 @@ def test_what_a_killed_tokenmill_left_is_ended_by_what_it_had_noted(
     tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its front is dead as well, and the child wrote over its environment: the record in state.json knows it."""
-    monkeypatch.setattr(leftovers, "STOP_GRACE_S", 0.3)
+    monkeypatch.setattr(signs, "MEMBERS_S", 0.5)
     wiped = LAUNCHER.replace("    print(", f"{WIPE}    print(")
     made = living.job(tmp_path, [sys.executable, "-c", wiped, str(tmp_path / "lock")])
 
@@ -188,9 +188,9 @@ def test_what_a_killed_tokenmill_left_is_ended_by_what_it_had_noted(
             stranger = whose_number_was_used_again(server.entry)
             made.folder.write_state(FolderState(None, (server.entry, stranger)))
             assert leftovers.survivors(made.folder) == [server.entry]
-            assert (await leftovers.end_survivor(made.folder, stranger)).left == ""
+            assert (await leftovers.end_survivor(made.folder, stranger, grace_s=0.3)).left == ""
             assert is_locked(lock)
-            assert (await leftovers.end_survivor(made.folder, server.entry)).left == ""
+            assert (await leftovers.end_survivor(made.folder, server.entry, grace_s=0.3)).left == ""
             assert not is_locked(lock)
             assert not tmp_folder(made.folder.path, 0).exists()
 

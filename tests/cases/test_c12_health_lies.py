@@ -31,8 +31,8 @@ def told(case: Case, words: str, server: str | None = None) -> list[Event]:
     "lie",
     [
         pytest.param({}, id="counters"),
-        pytest.param({"metrics-freeze": True}, id="counters that never move, so it is streamed"),
-        pytest.param(UNSEEN, id="unseen, with a slot free"),
+        pytest.param({"metrics-freeze": True}, id="counters that never move", marks=pytest.mark.long),
+        pytest.param(UNSEEN, id="unseen, with a slot free", marks=pytest.mark.long),
     ],
 )
 def test_a_server_that_answers_no_more_is_found_and_started_again(case: Case, lie: dict[str, Any]) -> None:
@@ -54,7 +54,9 @@ def test_a_server_that_answers_no_more_is_found_and_started_again(case: Case, li
     assert case.output().count(": started as pid") >= 2
 
 
-@pytest.mark.parametrize("args", [{}, {"no-metrics": True}], ids=["counters", "streamed"])
+@pytest.mark.parametrize(
+    "args", [pytest.param({}, id="counters", marks=pytest.mark.long), pytest.param({"no-metrics": True}, id="streamed")]
+)
 def test_an_engine_that_stops_behind_its_pages_with_every_slot_full_is_found(case: Case, args: dict[str, Any]) -> None:
     log = case.folder / "requests.jsonl"
     case.write(
@@ -108,6 +110,7 @@ def _address(case: Case, number: int) -> str:
     return f"http://127.0.0.1:{case.port + number}"
 
 
+@pytest.mark.long
 def test_a_launched_server_whose_slots_hold_long_thoughts_is_left_alone(case: Case) -> None:
     args = {"slots": 4, "latency-ms": 8000, "quick-canary": True, "health-fails-after": 4}
     case.write(engine={"args": args}, fleet={"stall_timeout": "2s"}, prompts={"limit": 8})

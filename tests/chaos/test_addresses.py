@@ -53,6 +53,7 @@ def test_a_server_at_an_address_may_die_and_come_back(llama: Case, gguf: Path) -
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.long
 def test_a_server_at_an_address_may_hang_and_go_on(llama: Case, gguf: Path) -> None:
     """A real one, stopped whole. It shows no token counters, so its answers are streamed; the other one shows them."""
     ports = (llama.port, llama.port + 1)
@@ -84,7 +85,10 @@ def test_a_server_at_an_address_may_hang_and_go_on(llama: Case, gguf: Path) -> N
     assert {record.attempt for record in llama.records()} == {1}, "a hang was charged to a prompt"
 
 
-@pytest.mark.parametrize("flags", [{}, {"no_metrics": True}], ids=["counters", "streamed"])
+@pytest.mark.parametrize(
+    "flags",
+    [pytest.param({}, id="counters", marks=pytest.mark.long), pytest.param({"no_metrics": True}, id="streamed")],
+)
 def test_an_engine_that_stops_behind_an_address_is_asked_again_until_it_goes_on(
     case: Case, flags: dict[str, bool]
 ) -> None:

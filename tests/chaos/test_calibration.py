@@ -9,6 +9,7 @@ from tests.conftest import write_prompts
 from tests.harness import Case, assert_whole
 
 
+@pytest.mark.long
 def test_a_calibration_tells_the_rate_and_costs_nothing_that_the_run_would_not_pay_for(
     case: Case, tokenmill: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,8 @@ def named(case: Case) -> bool:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 20))])
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(20))
 def test_a_kill_while_rows_are_made_anew_loses_and_doubles_nothing(case: Case, number: int) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}, {number}")

@@ -72,6 +72,7 @@ def test_a_mount_that_is_away_for_a_while_costs_no_server(case: Case, source: Pa
     assert case.ended()
 
 
+@pytest.mark.long
 def test_a_mount_that_stays_away_ends_the_run_with_the_story(case: Case, source: Path, tmp_path: Path) -> None:
     mount = tmp_path / "mount"
     with mounted(source, mount):
