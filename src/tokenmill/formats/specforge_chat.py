@@ -1,0 +1,42 @@
+"""specforge-chat: conversations for SpecForge's own templates, for who cannot take token ids (specforge.py).
+
+SpecForge 0.2 passes every column but `conversations`, `id` and `tools` on to the chat template as a variable
+(data/preprocessing.py: `**examples`): a column named enable_thinking or tools_in_user_message would change every row.
+So there is none beyond `status`, which its validate_regenerated_data.py asks for. `tools` and `tool_calls` are JSON
+text, which it decodes itself: as objects, `datasets` would fill up each row's with the keys of all others.
+"""
+
+from typing import Any
+
+import msgspec
+
+from tokenmill.core.records import Record
+from tokenmill.formats.base import Split, conversation, tools
+from tokenmill.formats.jsonl import JsonLines
+
+
+class SpecForgeChat(JsonLines):
+    name = "specforge-chat"
+    is_closed = True
+    story = (
+        "A row for each turn, its history as it was served: train the last turn only. Rows that were cut off are left "
+        "out, since a template writes an end token behind each answer."
+    )
+
+    def row(self, record: Record) -> dict[str, Any]:
+        turns = [_plain(turn) for turn in conversation(record)]
+        row = {"id": self.id_of(record), "conversations": turns, "status": "success"}
+        offered = tools(record)
+        return row if offered is None else {**row, "tools": _text(offered)}
+
+    def stem(self, split: Split) -> str:
+        return f"{split}/specforge-chat"
+
+
+def _plain(turn: dict[str, Any]) -> dict[str, Any]:
+    calls = turn.get("tool_calls")
+    return turn if calls is None or isinstance(calls, str) else {**turn, "tool_calls": _text(calls)}
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
