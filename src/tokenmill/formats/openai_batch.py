@@ -63,4 +63,4 @@ class OpenAIBatch(JsonLines):
         return str(made.content.get("model", "")) if made else ""
 
     def stem(self, split: Split) -> str:
-        return "output" if split == "train" else f"output-{split}"
+        return "output" if split == "train" else f"{split}-output"
