@@ -14,8 +14,9 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from tests.exports import rows_of, stored
 from tests.unit.make import record
-from tokenmill import plugins, settings
+from tokenmill import plugins
 from tokenmill.core.judge import BROKEN, Rules
 from tokenmill.core.records import NULL, Parts, Record
 from tokenmill.errors import GateError, StoreError, UsageError
@@ -183,21 +184,8 @@ def test_characters_that_readers_trip_over_survive(tmp_path: Path) -> None:
 
 
 # -- choices -----------------------------------------------------------------------------------------------------------
-def stored(tmp_path: Path, records: Iterable[Record], rows: Iterable[Settings] = ()) -> RunFolder:
-    folder = RunFolder(tmp_path / "run")
-    folder.create()
-    (folder.data / "journal-000001.jsonl").write_bytes(b"".join(map(line_of, records)))
-    for row in rows:
-        settings.keep(folder.data, row)
-    return folder
-
-
 def ids(path: Path) -> list[str]:
     return [row["id"] for row in rows_of(path)]
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for file in sorted(path.glob("*.jsonl")) for line in file.read_bytes().splitlines()]
 
 
 @pytest.mark.parametrize("name", ["specforge", "speculators", "specforge-chat"])
