@@ -47,9 +47,9 @@ def chosen(
     dropped = frozenset(name.strip() for name in drop.split(",") if name.strip())
     caps: dict[str, float] = {}
     for word in cap:
-        name, _, share = word.partition("=")
+        name, _, value = word.partition("=")
         try:
-            caps[name] = float(share)
+            caps[name] = float(value)
         except ValueError:
             raise UsageError(f"--cap {word!r} is not LABEL=SHARE", fix="--cap truncated=0.1") from None
     if unknown := sorted({*dropped, *caps} - known):

@@ -1,4 +1,4 @@
-"""C24: masks go by position, so the end token is supervised though padding has its id; an answer that lost it is told."""
+"""C24: masks go by position: the end token is supervised though padding has its id; an answer without it is told."""
 
 from pathlib import Path
 

@@ -277,7 +277,8 @@ def test_parquet_files_are_named_as_the_hub_names_them(table: dict[str, dict[str
 
 # -- token ids: masks by hand ------------------------------------------------------------------------------------------
 OPENED = {"prompt_ids": raw([1, 2, 90]), "output_ids": raw([11, 12, 91, 21, 99])}
-"""Thinking on, Qwen3.5 and later: the prompt ends with <think> (90), the output has thought, </think> (91), answer, end."""
+"""Thinking on, Qwen3.5 and later: the prompt ends with <think> (90), the output has thought, </think> (91), answer,
+end."""
 
 CLOSED = {"prompt_ids": raw([1, 2, 90, 91]), "output_ids": raw([21, 99]), **spoken("Hi", 0)}
 """Thinking off: the prompt holds an empty thought."""
@@ -342,15 +343,39 @@ def test_specforge_chat_has_no_column_that_a_template_would_be_given(tmp_path: P
     """All but conversations, id and tools become variables of the template; no template knows a `status`."""
     write("specforge-chat", tmp_path / "out", fit("specforge-chat"))
     rows = {row["id"]: row for row in read(tmp_path / "out")}
-    assert {name for row in rows.values() for name in row} == {"id", "conversations", "status", "tools"}
+    assert {tuple(row) for row in rows.values()} == {("id", "conversations", "status", "tools")}
     assert {row["status"] for row in rows.values()} == {"success"}
     assert rows["plain"]["conversations"][-1] == {
         "role": "assistant",
         "content": "Hello there!",
         "reasoning_content": RECORDS[0].reasoning,
+        "tool_calls": "[]",
+        "tool_call_id": "",
+        "name": "",
     }
-    assert json.loads(rows["tools"]["tools"]) == TOOLS
+    assert rows["plain"]["conversations"][0] == {"role": "user", "content": "hi"}
+    assert rows["no thought"]["conversations"][-1]["reasoning_content"] == ""
+    assert [json.loads(rows[name]["tools"]) for name in ("tools", "plain")] == [TOOLS, []]
     assert json.loads(rows["tools"]["conversations"][1]["tool_calls"]) == CALLS[1]["tool_calls"]
+
+
+@pytest.mark.parametrize("name", ["specforge", "specforge-chat", "speculators", "openai-batch"])
+def test_a_reader_knows_every_field_from_the_first_row(name: str, tmp_path: Path) -> None:
+    """`datasets` 5.2 takes a file's form from its first 10 MB, and fails at a field, or a type, that comes later."""
+    row = Settings("abc", {"model": "Q", "sampling": {"temperature": 0.6}}, "vllm", "0.33", {})
+    made: Format = plugins.load("formats", name)(several=False, settings={"abc": row})
+    made.write(fit(name), tmp_path)
+    first, *others = (_form(found) for found in read(tmp_path))
+    assert [other - first for other in others if other - first] == []
+
+
+def _form(value: Any, at: str = "") -> set[tuple[str, str]]:
+    """The places in a row with the types found there."""
+    if isinstance(value, dict):
+        return {found for name, inner in value.items() for found in _form(inner, f"{at}.{name}")}
+    if isinstance(value, list):
+        return {found for inner in value for found in _form(inner, f"{at}[]")}
+    return {(at, type(value).__name__)}
 
 
 def test_speculators_rows_say_where_they_come_from(tmp_path: Path) -> None:
@@ -400,13 +425,15 @@ def test_batch_lines_hold_a_chat_completion_and_failures_stand_apart(tmp_path: P
 
 def test_batch_input_lines_and_output_lines_meet_by_custom_id(tmp_path: Path) -> None:
     """In as prompts, out as an export; the order may differ, the join may not."""
-    bodies = {f"b{n}": {"messages": [{"role": "user", "content": f"{n}?"}], "tools": TOOLS} for n in range(5)}
-    lines = [{"custom_id": name, "method": "POST", "url": "/v1/chat", "body": body} for name, body in bodies.items()]
+    bodies: dict[str, Any] = {
+        f"b{n}": {"messages": [{"role": "user", "content": f"{n}?"}], "tools": TOOLS} for n in range(5)
+    }
+    lines: list[dict[str, Any]] = [{"custom_id": name, "method": "POST", "url": "/v1/chat", "body": body} for name, body in bodies.items()]
     prompts = jsonl(tmp_path / "in.jsonl", lines)
     records = []
-    for number, row in enumerate(rows_of(prompts, COLUMNS)):
-        messages, offered = messages_of(row.data)
-        records.append(record(identity(row.data).key, number, messages=messages, tools=offered))
+    for line in rows_of(prompts, COLUMNS):
+        messages, offered = messages_of(line.data)
+        records.append(record(identity(line.data).key, line.row, messages=messages, tools=offered))
     write("openai-batch", tmp_path / "out", records[::-1])
     answered = {line["custom_id"]: line["response"]["body"] for line in read(tmp_path / "out")}
     assert set(answered) == set(bodies)

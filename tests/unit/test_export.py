@@ -211,7 +211,7 @@ def test_validation_is_a_folder_of_its_own_disjoint_and_the_same_whatever_else_i
 
 
 def test_a_cap_holds_for_the_share_of_all_that_goes_out(tmp_path: Path) -> None:
-    cut = {"labels": ("truncated_in_thinking",), "finish_reason": "length"}
+    cut: dict[str, Any] = {"labels": ("truncated_in_thinking",), "finish_reason": "length"}
     folder = stored(tmp_path, [record(f"p{row}", row, **(cut if row % 2 else {})) for row in range(100)])
     told: list[str] = []
     choice = chosen(cap=["truncated=0.1"], dedup=False)
@@ -236,7 +236,7 @@ def test_equal_rows_go_out_once_and_dropped_labels_not_at_all(tmp_path: Path) ->
 
 
 def test_rows_without_ids_are_left_out_of_formats_of_ids_and_none_left_is_an_error(tmp_path: Path) -> None:
-    bare = {"prompt_ids": NULL, "output_ids": NULL}
+    bare: dict[str, Any] = {"prompt_ids": NULL, "output_ids": NULL}
     told: list[str] = []
     some = stored(tmp_path / "some", [record("a", 0), record("b", 1, **bare)])
     assert export(some, "speculators", tmp_path / "out", Rules(), samples=1, tell=told.append) == 1

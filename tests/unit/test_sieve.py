@@ -15,7 +15,7 @@ from tokenmill.errors import GateError
 from tokenmill.formats.base import Format, count_ids, first_ids, tokens
 from tokenmill.sieve import Choice, Sieve, Tally, split_of
 
-TRUNCATED = {"labels": ("truncated_in_thinking",), "finish_reason": "length"}
+TRUNCATED: dict[str, Any] = {"labels": ("truncated_in_thinking",), "finish_reason": "length"}
 
 
 def form(name: str = "specforge") -> Format:
@@ -126,7 +126,7 @@ def test_failed_records_are_handed_on() -> None:
 def test_rows_are_equal_by_prompt_and_output_not_by_key() -> None:
     records = [row("a", 3, 5), row("b", 3, 5), row("c", 4, 5), row("d", 3, 6), row("e", 3, 5, text="other text")]
     assert keys(through(records, dedup=True)[0]) == ["a", "c", "d"]
-    bare = {"prompt_ids": NULL, "output_ids": NULL}
+    bare: dict[str, Any] = {"prompt_ids": NULL, "output_ids": NULL}
     texts = [record("a", **bare), record("b", **bare), record("c", text="other", **bare)]
     assert keys(through(texts, "messages", dedup=True)[0]) == ["a", "c"]
 

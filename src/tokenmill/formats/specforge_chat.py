@@ -2,8 +2,10 @@
 
 SpecForge 0.2 passes every column but `conversations`, `id` and `tools` on to the chat template as a variable
 (data/preprocessing.py: `**examples`): a column named enable_thinking or tools_in_user_message would change every row.
-So there is none beyond `status`, which its validate_regenerated_data.py asks for. `tools` and `tool_calls` are JSON
-text, which it decodes itself: as objects, `datasets` would fill up each row's with the keys of all others.
+So there is none beyond `status`, which its validate_regenerated_data.py asks for.
+
+It reads rows through `datasets` 5.2, which takes their form from the first 10 MB and fails at a field that comes later.
+So every row has every field, `tools` and `tool_calls` as JSON text, which SpecForge decodes itself.
 """
 
 from typing import Any
@@ -13,6 +15,9 @@ import msgspec
 from tokenmill.core.records import Record
 from tokenmill.formats.base import Split, conversation, tools
 from tokenmill.formats.jsonl import JsonLines
+
+FIELDS = {"reasoning_content": "", "tool_calls": "[]", "tool_call_id": "", "name": ""}
+"""What other turns may have, and the generated one gets empty: `datasets` then knows of it from the first row."""
 
 
 class SpecForgeChat(JsonLines):
@@ -24,10 +29,14 @@ class SpecForgeChat(JsonLines):
     )
 
     def row(self, record: Record) -> dict[str, Any]:
-        turns = [_plain(turn) for turn in conversation(record)]
-        row = {"id": self.id_of(record), "conversations": turns, "status": "success"}
-        offered = tools(record)
-        return row if offered is None else {**row, "tools": _text(offered)}
+        *history, answer = conversation(record)
+        turns = [*map(_plain, history), {**FIELDS, **answer}]
+        return {
+            "id": self.id_of(record),
+            "conversations": turns,
+            "status": "success",
+            "tools": _text(tools(record) or []),
+        }
 
     def stem(self, split: Split) -> str:
         return f"{split}/specforge-chat"
