@@ -34,7 +34,7 @@ TURNS = [
     {"role": "user", "content": "And two?"},
 ]
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}]
-CALLS = [
+CALLS: list[dict[str, Any]] = [
     {"role": "user", "content": "What is 1 + 1?"},
     {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "function": {"name": "add", "arguments": "{}"}}]},
     {"role": "tool", "tool_call_id": "c1", "content": "2"},
@@ -428,7 +428,9 @@ def test_batch_input_lines_and_output_lines_meet_by_custom_id(tmp_path: Path) ->
     bodies: dict[str, Any] = {
         f"b{n}": {"messages": [{"role": "user", "content": f"{n}?"}], "tools": TOOLS} for n in range(5)
     }
-    lines: list[dict[str, Any]] = [{"custom_id": name, "method": "POST", "url": "/v1/chat", "body": body} for name, body in bodies.items()]
+    lines: list[dict[str, Any]] = [
+        {"custom_id": name, "method": "POST", "url": "/v1/chat", "body": body} for name, body in bodies.items()
+    ]
     prompts = jsonl(tmp_path / "in.jsonl", lines)
     records = []
     for line in rows_of(prompts, COLUMNS):

@@ -14,7 +14,7 @@ from tokenmill.formats.jsonl import FILE_BYTES, JsonLines, check_tokens
 
 class SpecForge(JsonLines):
     name = "specforge"
-    bytes_a_token = 7.7
+    bytes_a_token = 8.3
     needs_ids = True
     story = IDS
     file_bytes = FILE_BYTES

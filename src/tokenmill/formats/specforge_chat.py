@@ -30,7 +30,7 @@ class SpecForgeChat(JsonLines):
 
     def row(self, record: Record) -> dict[str, Any]:
         *history, answer = conversation(record)
-        turns = [*map(_plain, history), {**FIELDS, **answer}]
+        turns = [*map(_plain, history), {"role": "assistant", **FIELDS, **answer}]
         return {
             "id": self.id_of(record),
             "conversations": turns,
