@@ -26,6 +26,9 @@ from tokenmill.store import sync_folder
 TELL_EVERY_S = 10.0
 """Between two lines of progress: 900,000 rows take minutes."""
 
+MANY = 100_000
+"""Rows whose reading back takes so long that it is told."""
+
 Tell = Callable[[str], None]
 
 ALL = Choice()
@@ -94,6 +97,8 @@ def export(
             sieve.survey(_told(dataset.records(folder.data), tell, "looked at"))
         rows = _write(sieve, tally, _told(dataset.records(folder.data), tell, "read"), aside)
         tally.gate(sieve)
+        if tally.rows >= MANY:
+            tell(f"{tally.rows:,} rows written, to be read back")
         _verify(form, rows, aside)
         page = card.page(out.name, form, made, rows, sieve, tally, model)
         (aside / "README.md").write_text(page, encoding="utf-8")

@@ -3,8 +3,10 @@
 import errno
 import json
 import os
+import signal
 import socket
 import subprocess
+import sys
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
@@ -181,6 +183,33 @@ def test_characters_that_readers_trip_over_survive(tmp_path: Path) -> None:
     Messages(several=False).write([record(text=odd, parts=Parts(0, 0, 0, len(odd)))], tmp_path)
     (line,) = (tmp_path / "messages.jsonl").read_bytes().rstrip(b"\n").split(b"\n")
     assert json.loads(line)["messages"][-1]["content"] == odd
+
+
+class Dying(Messages):
+    """The process is killed in mid-write."""
+
+    def row(self, record: Record) -> dict[str, Any]:
+        if record.row == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().row(record)
+
+
+def test_a_killed_export_leaves_no_dataset_and_the_next_one_no_trace_of_it(tmp_path: Path) -> None:
+    everything = stored(tmp_path / "more", [record(str(row), row) for row in range(9)])
+    out = tmp_path / "out"
+    code = (
+        "import sys; from pathlib import Path; from tokenmill import plugins; from tokenmill.core.judge import Rules\n"
+        "from tokenmill.export import export; from tokenmill.folder import RunFolder\n"
+        f"plugins.TABLES['formats']['dying'] = '{__name__}:Dying'\n"
+        f"export(RunFolder(Path({str(everything.path)!r})), 'dying', Path({str(out)!r}), Rules(frozenset()), samples=1)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not out.exists()
+    (left,) = tmp_path.glob(".out.*")
+    assert left.name.startswith(f".out.{socket.gethostname()}-")
+    assert export(everything, "messages", out, Rules(), samples=1) == 9
+    assert list(tmp_path.glob(".out.*")) == []
 
 
 # -- choices -----------------------------------------------------------------------------------------------------------
