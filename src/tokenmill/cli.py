@@ -7,6 +7,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from tokenmill import cli_export
 from tokenmill.errors import TokenmillError
 
 app = typer.Typer(
@@ -250,22 +251,8 @@ def inspect(
     raise typer.Exit(5 if found.verdict == "fail" else 0)
 
 
-@app.command()
-def export(
-    run_path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/NAME, or its config.")],
-    form: Annotated[str, typer.Argument(metavar="FORMAT", help="messages or parquet.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
-) -> None:
-    """Write a run's accepted records as a dataset, in the prompts' order."""
-    from tokenmill.config import rules_of
-    from tokenmill.configfile import load
-    from tokenmill.export import export as write
-    from tokenmill.servers import folder_of
-
-    folder = folder_of(run_path)
-    config = load(folder.config)
-    rows = write(folder, form, out, rules_of(config), samples=config.generation.samples)
-    typer.echo(f"{rows:,} rows in {out}")
+app.command()(cli_export.export)
+app.command("vocab-map")(cli_export.vocab_map)
 
 
 @app.command()

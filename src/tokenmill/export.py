@@ -1,43 +1,221 @@
-"""Records → a dataset in a format: accepted ones, in the prompts' order, written aside, re-read, counted, renamed."""
+"""Records → a dataset in a format: what the sieve lets through, in the prompts' order. It is there whole or not at all:
+written aside, re-read and counted, synced, renamed.
+"""
 
 import os
 import shutil
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import get_args
 
-from tokenmill import dataset, plugins
-from tokenmill.core import judge
-from tokenmill.core.judge import Rules, Verdict
-from tokenmill.core.records import Record
+import msgspec
+import numpy as np
+
+from tokenmill import card, dataset, plugins, settings
+from tokenmill.core.judge import Rules
+from tokenmill.core.records import Label, Record
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.folder import RunFolder
-from tokenmill.formats.base import Format
+from tokenmill.formats.base import CUT, SPLITS, Format, Split
+from tokenmill.sieve import GROUPS, Choice, Sieve, Tally, split_of
+from tokenmill.store import sync_folder
+
+TELL_EVERY_S = 10.0
+"""Between two lines of progress: 900,000 rows take minutes."""
+
+MANY = 100_000
+"""Rows whose reading back takes so long that it is told."""
+
+Tell = Callable[[str], None]
+
+ALL = Choice()
+"""All accepted records, as they are."""
 
 
-def export(folder: RunFolder, name: str, out: Path, rules: Rules, *, samples: int) -> int:
-    """Writes a run's accepted records to the folder `out`; returns their number. `out` must not exist yet."""
-    kind = plugins.load("formats", name)
+def chosen(
+    *,
+    drop: str = "",
+    cap: Sequence[str] = (),
+    min_tokens: int = 0,
+    max_tokens: int = 0,
+    max_length: int = 0,
+    dedup: bool = False,
+    validation: float = 0.0,
+) -> Choice:
+    """The command line's words as a choice; raises UsageError for what it cannot mean."""
+    known = {*get_args(Label), *GROUPS}
+    dropped = frozenset(name.strip() for name in drop.split(",") if name.strip())
+    caps: dict[str, float] = {}
+    for word in cap:
+        name, _, value = word.partition("=")
+        try:
+            caps[name] = float(value)
+        except ValueError:
+            raise UsageError(f"--cap {word!r} is not LABEL=SHARE", fix="--cap truncated=0.1") from None
+    if unknown := sorted({*dropped, *caps} - known):
+        raise UsageError(f"no label named {', '.join(unknown)}", fix=f"one of: {', '.join(sorted(known))}")
+    for what, share in (("--validation", validation), *((f"--cap {name}", share) for name, share in caps.items())):
+        if not 0 <= share < 1:
+            raise UsageError(f"{what}: {share:g} is no share", fix="from 0 to less than 1, such as 0.1 for a tenth")
+    return Choice(dropped, caps, min_tokens, max_tokens, max_length, dedup, validation)
+
+
+def export(
+    folder: RunFolder,
+    name: str,
+    out: Path,
+    rules: Rules,
+    *,
+    samples: int,
+    choice: Choice = ALL,
+    model: Path | None = None,
+    tell: Tell = lambda text: None,
+) -> int:
+    """Writes a run's accepted records to the folder `out`, which must not exist yet; returns their number.
+
+    `model` is read for the card, if it is still there. `tell` hears how far it is, and at the end what went out and
+    what did not. Raises GateError where too many rows are faulty, or none is left.
+    """
+    kind: type[Format] = plugins.load("formats", name)
     if out.exists():
         raise UsageError(f"{out} exists already", fix="name a new folder, or remove it")
+    if choice.length and not kind.needs_ids:
+        fix = "leave --max-length out, or bound its rows by --max-tokens"
+        raise UsageError(f"{name} holds text, and only token ids can be cut at a length", fix=fix)
     several = samples > 1 or any(brief.sample or brief.turn for brief in dataset.briefs(folder.data))
-    written: Format = kind(several=several)
-    aside = out.with_name(f".{out.name}.{os.getpid()}")
+    made = settings.read(folder.data)
+    form = kind(several=several, settings={row.id: row for row in made})
+    sieve, tally = Sieve(form, rules, choice), Tally(form)
+    aside = out.with_name(f"{_aside(out)}{os.getpid()}")
     try:
+        _clear(out)
         aside.mkdir(parents=True)
-        rows = written.write(accepted(folder.data, rules), aside)
-        found = written.count(aside)
-        if found != rows:
-            raise StoreError(f"{rows} rows were written to {aside}, and {found} are found there")
+        if choice.caps:
+            sieve.survey(_told(dataset.records(folder.data), tell, "looked at"))
+        rows = _write(sieve, tally, _told(dataset.records(folder.data), tell, "read"), aside)
+        tally.gate(sieve)
+        if tally.rows >= MANY:
+            tell(f"{tally.rows:,} rows written, to be read back")
+        _verify(form, rows, aside)
+        page = card.page(out.name, form, made, rows, sieve, tally, model)
+        (aside / "README.md").write_text(page, encoding="utf-8")
+        _sync(aside)
         aside.rename(out)
+        sync_folder(out.parent)
     except OSError as error:
         raise StoreError(f"{out} could not be written: {error.strerror or error}", fix=f"df -h {out.parent}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+    for line in summary(form, rows, sieve, tally):
+        tell(line)
+    return tally.rows
+
+
+def _write(sieve: Sieve, tally: Tally, records: Iterable[Record], aside: Path) -> dict[Split, int]:
+    """Writes all splits in one reading; the rows of validation wait in a file of their own meanwhile."""
+    form, share = sieve.form, sieve.choice.validation
+    with _Spool(aside / ".validation") as held, _Spool(aside / ".failures") as failures:
+
+        def train() -> Iterator[Record]:
+            for record in sieve.sieve(records, failures.add if form.keeps_failures else None):
+                tally.add(record)
+                if share and split_of(record.key, share) == "validation":
+                    held.add(record)
+                else:
+                    yield record
+
+        rows: dict[Split, int] = {"train": form.write(train(), aside)}
+        if share:
+            rows["validation"] = form.write(held.taken(), aside, "validation")
+        if form.keeps_failures:
+            form.write_failures(failures.taken(), aside)
     return rows
 
 
-def accepted(data: Path, rules: Rules) -> Iterator[Record]:
-    """The accepted records under these rules, in the prompts' order."""
-    for record in dataset.records(data):
-        if judge.judged(record, rules)[0] is Verdict.ACCEPTED:
-            yield record
+def _verify(form: Format, rows: dict[Split, int], aside: Path) -> None:
+    for split, written in rows.items():
+        try:
+            found = form.count(aside, split)
+        except ValueError as error:
+            raise StoreError(f"what was written to {aside} does not read back: {error}") from error
+        if found != written:
+            raise StoreError(f"{written} rows were written to {aside}, and {found} are found there")
+
+
+class _Spool:
+    """Records that wait in a file for their turn; the file is gone when the block ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("w+b", buffering=1 << 20)
+
+    def __enter__(self) -> "_Spool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # a full disk, which whoever filled it has been told
+            self._file.close()
+        self._path.unlink()
+
+    def add(self, record: Record) -> None:
+        self._file.write(msgspec.json.encode(record) + b"\n")
+
+    def taken(self) -> Iterator[Record]:
+        """All of them, in the order they came."""
+        self._file.seek(0)
+        yield from map(msgspec.json.Decoder(Record).decode, self._file)
+
+
+def _told(records: Iterable[Record], tell: Tell, done: str) -> Iterator[Record]:
+    last = time.monotonic()
+    for number, record in enumerate(records):
+        if number % 256 == 0 and time.monotonic() - last >= TELL_EVERY_S:
+            last = time.monotonic()
+            tell(f"{number:,} records {done}")
+        yield record
+
+
+def _clear(out: Path) -> None:
+    """Removes what exports from this machine to the same place left behind when they were killed."""
+    for left in out.parent.iterdir() if out.parent.is_dir() else ():
+        pid = left.name.removeprefix(_aside(out))
+        if left.name != pid and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _aside(out: Path) -> str:
+    """The name under which this machine writes aside, less the process: others may share the mount."""
+    return f".{out.name}.{socket.gethostname()}-"
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            sync_folder(path)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def summary(form: Format, rows: dict[Split, int], sieve: Sieve, tally: Tally) -> Iterator[str]:
+    """For a person: what went out, what did not, and what to know of it."""
+    splits = ", ".join(f"{rows[split]:,} {split}" for split in SPLITS if split in rows)
+    yield f"{tally.rows:,} rows ({splits}) of {sieve.read:,} records"
+    yield from (f"  left out: {count:,} {reason}" for reason, count in sieve.reasons.most_common())
+    if tally.rows:
+        shares = np.array(tally.shares)
+        yield (
+            f"  supervised: {sum(tally.lengths):,} tokens; of a row at least {shares.min():.1%}, "
+            f"half of them {np.median(shares):.1%} or more"
+        )
+    if cut := tally.finish[CUT]:
+        yield f"  {cut:,} rows are cut at --max-length: finish_reason {CUT}, without an end token"
+    if tally.finish["length"] and not form.needs_ids and not form.is_closed:
+        yield (
+            f"  {tally.finish['length']:,} rows end at max_tokens (finish_reason length): a chat template would "
+            "invent their end; --drop truncated leaves them out"
+        )

@@ -17,7 +17,11 @@ TABLES: dict[str, dict[str, str]] = {
         "fake": "tokenmill.engines.fake:Fake",
     },
     "formats": {
+        "specforge": "tokenmill.formats.specforge:SpecForge",
+        "specforge-chat": "tokenmill.formats.specforge_chat:SpecForgeChat",
+        "speculators": "tokenmill.formats.speculators:Speculators",
         "messages": "tokenmill.formats.messages:Messages",
+        "openai-batch": "tokenmill.formats.openai_batch:OpenAIBatch",
         "parquet": "tokenmill.formats.parquet:Parquet",
     },
 }

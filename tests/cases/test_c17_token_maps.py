@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests import models
-from tests.doctoring import context, told
+from tests import doctoring, models
+from tests.doctoring import context
+from tests.exports import stored
+from tests.unit.make import record
 from tokenmill.checks.draft import check_draft
+from tokenmill.core.judge import Rules
+from tokenmill.export import export
 
 WORDS = [f"w{number}" for number in range(32)]
 
@@ -30,7 +34,7 @@ def refusals(tmp_path: Path, tensors: models.Tensors | None = None, **config: An
         if kept:
             tokens.write_text(kept)
     args = {"speculative-algorithm": "EAGLE3", "speculative-draft-model-path": str(draft)}
-    return told(check_draft, context(tmp_path, model={"path": str(model)}, engine={"args": args}), "fail")
+    return doctoring.told(check_draft, context(tmp_path, model={"path": str(model)}, engine={"args": args}), "fail")
 
 
 @pytest.fixture
@@ -74,3 +78,17 @@ def test_another_size_of_vocabulary_is_refused(folders: Path) -> None:
     assert any(
         "its vocabulary has 16 tokens, the model's 32" in message for message in refusals(folders, vocab_size=16)
     )
+
+
+def test_an_export_carries_the_fingerprint_that_a_misfit_is_told_by(folders: Path) -> None:
+    """So that whoever trains on it can prove whose tokens the ids are, long after the model's folder is gone."""
+    told: dict[str, str] = {}
+    for name, words in (("model", WORDS), ("draft", [*WORDS[:5], WORDS[6], WORDS[5], *WORDS[7:]])):
+        tokenizer(folders / name, words, ["<think>"])
+        run = stored(folders / f"run of {name}", [record()])
+        out = folders / f"out of {name}"
+        export(run, "specforge", out, Rules(), samples=1, model=folders / name)
+        (told[name],) = re.findall(r"tokens, fingerprint \| ([0-9a-f]{12}) ", (out / "README.md").read_text())
+    assert told["model"] != told["draft"]
+    (message,) = refusals(folders)
+    assert set(re.findall(r"\b[0-9a-f]{12}\b", message)) == set(told.values())

@@ -4,6 +4,7 @@
 """
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,14 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from tests.unit.make import TEXT, record
+from tests.unit.make import TEXT, jsonl, record
 from tokenmill import plugins
-from tokenmill.core.records import Parts, Record, record_id
-from tokenmill.formats.base import Format
+from tokenmill.core.records import NULL, Parts, Record, record_id
+from tokenmill.formats.base import SPLITS, Format
+from tokenmill.prompts import COLUMNS, identity
+from tokenmill.prompts import messages as messages_of
+from tokenmill.rows import rows as rows_of
+from tokenmill.settings import Settings
 
 every_format = pytest.mark.parametrize("name", plugins.names("formats"))
 either_way = pytest.mark.parametrize("several", [False, True])
@@ -29,7 +34,7 @@ TURNS = [
     {"role": "user", "content": "And two?"},
 ]
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}]
-CALLS = [
+CALLS: list[dict[str, Any]] = [
     {"role": "user", "content": "What is 1 + 1?"},
     {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "function": {"name": "add", "arguments": "{}"}}]},
     {"role": "tool", "tool_call_id": "c1", "content": "2"},
@@ -76,6 +81,16 @@ def write(name: str, folder: Path, records: list[Record], *, several: bool = Fal
     return made, made.write(iter(records), folder)
 
 
+def fit(name: str) -> list[Record]:
+    """The records that the sieve lets through to a format."""
+    kind: type[Format] = plugins.load("formats", name)
+    return [
+        own
+        for own in RECORDS
+        if not (kind.needs_ids and own.output_ids == NULL) and not (kind.is_closed and own.finish_reason != "stop")
+    ]
+
+
 def read(folder: Path) -> list[dict[str, Any]]:
     """All rows of a folder, file by file in the order of their names, as a reader that knows the endings would."""
     rows: list[dict[str, Any]] = []
@@ -91,16 +106,36 @@ def read(folder: Path) -> list[dict[str, Any]]:
 def id_of(row: dict[str, Any], *, several: bool) -> str:
     """A row's id; table formats carry its parts instead."""
     if "id" in row or "custom_id" in row:
-        return str(row.get("id") or row["custom_id"])
+        return str(row.get("custom_id") or row["id"])
     return record_id(row["key"], row["sample"], row["turn"], several=several)
 
 
 # -- all formats -------------------------------------------------------------------------------------------------------
 @every_format
 def test_what_is_written_is_counted_and_found_in_order(name: str, tmp_path: Path) -> None:
-    made, written = write(name, tmp_path / "out", RECORDS)
-    assert written == len(RECORDS) == made.count(tmp_path / "out")
-    assert [id_of(row, several=False) for row in read(tmp_path / "out")] == [record.key for record in RECORDS]
+    records = fit(name)
+    made, written = write(name, tmp_path / "out", records)
+    assert written == len(records) == made.count(tmp_path / "out")
+    assert [id_of(row, several=False) for row in read(tmp_path / "out")] == [record.key for record in records]
+
+
+@every_format
+def test_the_splits_lie_apart_where_the_patterns_say(name: str, tmp_path: Path) -> None:
+    made, _ = write(name, tmp_path / "out", [record("a", 0), record("b", 1)])
+    assert made.write(iter([record("c", 2)]), tmp_path / "out", "validation") == 1
+    assert [made.count(tmp_path / "out", split) for split in SPLITS] == [2, 1]
+    files = {split: set((tmp_path / "out").glob(made.pattern(split))) for split in SPLITS}
+    assert files["train"]
+    assert files["train"].isdisjoint(files["validation"])
+    assert files["train"] | files["validation"] == {path for path in (tmp_path / "out").rglob("*") if path.is_file()}
+
+
+@every_format
+def test_a_record_is_written_alike_every_time(name: str, tmp_path: Path) -> None:
+    write(name, tmp_path / "a", fit(name))
+    write(name, tmp_path / "b", fit(name))
+    one, other = ([path.read_bytes() for path in sorted((tmp_path / x).rglob("*.*l*"))] for x in "ab")
+    assert one == other
 
 
 @every_format
@@ -110,6 +145,24 @@ def test_many_records_stay_in_order(name: str, tmp_path: Path) -> None:
     made, written = write(name, tmp_path / "out", records)
     assert written == 1000 == made.count(tmp_path / "out")
     assert [id_of(row, several=False) for row in read(tmp_path / "out")] == [f"p{row}" for row in range(1000)]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 5, 8])
+@pytest.mark.parametrize("name", ["specforge", "speculators", "openai-batch"])
+def test_files_are_of_bounded_size_and_numbered_in_order(
+    name: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = plugins.load("formats", name)
+    monkeypatch.setattr(kind, "file_bytes", 0)
+    monkeypatch.setattr(kind, "file_rows", 4)
+    made, written = write(name, tmp_path / "out", [record(f"p{row}", row) for row in range(rows)])
+    assert written == rows == made.count(tmp_path / "out")
+    assert [id_of(row, several=False) for row in read(tmp_path / "out")] == [f"p{row}" for row in range(rows)]
+    files = max(1, -(-rows // 4))
+    names = sorted(path.name for path in (tmp_path / "out").rglob("*.jsonl"))
+    assert [found.rpartition("-00")[0].split("-0", 1)[1] for found in names] == [
+        f"{number:04d}-of" for number in range(files)
+    ]
 
 
 @every_format
@@ -132,12 +185,13 @@ def test_nothing_to_write_is_no_rows(name: str, tmp_path: Path) -> None:
 def test_records_are_taken_one_by_one(name: str, tmp_path: Path) -> None:
     """902,087 of them do not fit into memory."""
     taken = 0
+    long = raw(list(range(1000)))
 
     def stream() -> Any:
         nonlocal taken
         for row in range(3000):
             taken += 1
-            yield record(f"p{row}", row, **spoken("x" * 2000, 0))
+            yield record(f"p{row}", row, output_ids=long, **spoken("x" * 2000, 0))
             if row == 2500:
                 assert any(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.is_file())
 
@@ -217,9 +271,175 @@ def test_parquet_measurements_and_labels_come_along(table: dict[str, dict[str, A
     assert (plain["settings"], plain["server"], plain["started"]) == ("abc", "0", 1_700_000_000.25)
 
 
-def test_parquet_the_card_names_the_files_that_are_there(table: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    pattern = next(line.split()[1] for line in card.splitlines() if line.strip().startswith("path:"))
-    found = sorted(path.name for path in (tmp_path / "out").glob(pattern))
-    assert found == sorted(path.name for path in (tmp_path / "out" / "data").iterdir())
-    assert found == ["train-00000-of-00001.parquet"]
+def test_parquet_files_are_named_as_the_hub_names_them(table: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    assert [path.name for path in (tmp_path / "out" / "data").iterdir()] == ["train-00000-of-00001.parquet"]
+
+
+# -- token ids: masks by hand ------------------------------------------------------------------------------------------
+OPENED = {"prompt_ids": raw([1, 2, 90]), "output_ids": raw([11, 12, 91, 21, 99])}
+"""Thinking on, Qwen3.5 and later: the prompt ends with <think> (90), the output has thought, </think> (91), answer,
+end."""
+
+CLOSED = {"prompt_ids": raw([1, 2, 90, 91]), "output_ids": raw([21, 99]), **spoken("Hi", 0)}
+"""Thinking off: the prompt holds an empty thought."""
+
+IN_THOUGHT = {"prompt_ids": raw([1, 2, 90]), "output_ids": raw([11, 12]), **CUT}
+SECOND = {"prompt_ids": raw([1, 2, 21, 99, 3, 90]), "output_ids": raw([13, 91, 22, 99]), "turn": 1}
+"""The second turn: its history as served, without the first one's thought."""
+
+BY_HAND = [
+    (record("on", 0, **OPENED), [1, 2, 90, 11, 12, 91, 21, 99], [0, 0, 0, 1, 1, 1, 1, 1]),
+    (record("off", 1, **CLOSED), [1, 2, 90, 91, 21, 99], [0, 0, 0, 0, 1, 1]),
+    (record("cut", 2, **IN_THOUGHT), [1, 2, 90, 11, 12], [0, 0, 0, 1, 1]),
+    (record("on", 3, **SECOND), [1, 2, 21, 99, 3, 90, 13, 91, 22, 99], [0, 0, 0, 0, 0, 0, 1, 1, 1, 1]),
+    (record("no prompt", 4, prompt_ids=raw([]), output_ids=raw([7, 99])), [7, 99], [1, 1]),
+]
+
+of_ids = pytest.mark.parametrize("name", ["specforge", "speculators"])
+
+
+@of_ids
+def test_ids_and_mask_are_as_made_by_hand(name: str, tmp_path: Path) -> None:
+    """Zeros for the prompt, ones for the output: the sampled end token in, none invented, nothing shifted."""
+    write(name, tmp_path / "out", [own for own, *_ in BY_HAND])
+    assert [(row["input_ids"], row["loss_mask"]) for row in read(tmp_path / "out")] == [
+        (ids, mask) for _, ids, mask in BY_HAND
+    ]
+
+
+@of_ids
+def test_the_trainers_own_rules_accept_every_row(name: str, tmp_path: Path) -> None:
+    """SpecForge 0.2 prompt_builder._prompt_from_record and has_consecutive_supervised_tokens; speculators 0.9
+    preprocessing._passthrough_pretokenized: both take the lists as they are, and cut them at their length."""
+    write(name, tmp_path / "out", [own for own, *_ in BY_HAND])
+    for row, (_, ids, mask) in zip(read(tmp_path / "out"), BY_HAND, strict=True):
+        assert all(type(number) is int for number in (*row["input_ids"], *row["loss_mask"]))
+        assert len(row["input_ids"]) == len(row["loss_mask"])
+        assert set(row["loss_mask"]) <= {0, 1}
+        assert any(a and b for a, b in pairwise(row["loss_mask"]))
+        assert (row["input_ids"][:4096], row["loss_mask"][:4096]) == (ids, mask)
+
+
+@of_ids
+@pytest.mark.parametrize(
+    ("ids", "mask"), [("[1,2,3]", "[0,1]"), ("[1,2]", "[0,0]"), ("[1,2]", "[1,0]"), ("[1,2]", "[0,2]"), ("[]", "[]")]
+)
+def test_a_row_that_is_wrong_on_the_disk_is_found_when_it_is_read_back(
+    name: str, ids: str, mask: str, tmp_path: Path
+) -> None:
+    made, _ = write(name, tmp_path / "out", [record("a", 0)])
+    (file,) = (tmp_path / "out").rglob("*.jsonl")
+    file.write_text(f'{{"id":"a","input_ids":{ids},"loss_mask":{mask}}}\n')
+    with pytest.raises(ValueError, match="a: "):
+        made.count(tmp_path / "out")
+
+
+def test_specforge_has_no_column_that_anybody_could_take_for_an_argument(tmp_path: Path) -> None:
+    write("specforge", tmp_path / "out", [BY_HAND[0][0]])
+    assert list(read(tmp_path / "out")[0]) == ["id", "input_ids", "loss_mask", "finish_reason"]
+
+
+def test_specforge_chat_has_no_column_that_a_template_would_be_given(tmp_path: Path) -> None:
+    """All but conversations, id and tools become variables of the template; no template knows a `status`."""
+    write("specforge-chat", tmp_path / "out", fit("specforge-chat"))
+    rows = {row["id"]: row for row in read(tmp_path / "out")}
+    assert {tuple(row) for row in rows.values()} == {("id", "conversations", "status", "tools")}
+    assert {row["status"] for row in rows.values()} == {"success"}
+    assert rows["plain"]["conversations"][-1] == {
+        "role": "assistant",
+        "content": "Hello there!",
+        "reasoning_content": RECORDS[0].reasoning,
+        "tool_calls": "[]",
+        "tool_call_id": "",
+        "name": "",
+    }
+    assert rows["plain"]["conversations"][0] == {"role": "user", "content": "hi"}
+    assert rows["no thought"]["conversations"][-1]["reasoning_content"] == ""
+    assert [json.loads(rows[name]["tools"]) for name in ("tools", "plain")] == [TOOLS, []]
+    assert json.loads(rows["tools"]["conversations"][1]["tool_calls"]) == CALLS[1]["tool_calls"]
+
+
+@pytest.mark.parametrize("name", ["specforge", "specforge-chat", "speculators", "openai-batch"])
+def test_a_reader_knows_every_field_from_the_first_row(name: str, tmp_path: Path) -> None:
+    """`datasets` 5.2 takes a file's form from its first 10 MB, and fails at a field, or a type, that comes later."""
+    row = Settings("abc", {"model": "Q", "sampling": {"temperature": 0.6}}, "vllm", "0.33", {})
+    made: Format = plugins.load("formats", name)(several=False, settings={"abc": row})
+    made.write(fit(name), tmp_path)
+    first, *others = (_form(found) for found in read(tmp_path))
+    assert [other - first for other in others if other - first] == []
+
+
+def _form(value: Any, at: str = "") -> set[tuple[str, str]]:
+    """The places in a row with the types found there."""
+    if isinstance(value, dict):
+        return {found for name, inner in value.items() for found in _form(inner, f"{at}.{name}")}
+    if isinstance(value, list):
+        return {found for inner in value for found in _form(inner, f"{at}[]")}
+    return {(at, type(value).__name__)}
+
+
+def test_speculators_rows_say_where_they_come_from(tmp_path: Path) -> None:
+    row = Settings("abc", {"model": "Qwen", "sampling": {"temperature": 0.6, "max_tokens": 99}}, "vllm", "0.33", {})
+    made: Format = plugins.load("formats", "speculators")(several=True, settings={"abc": row})
+    made.write([record("on", 3, **SECOND), record("off", 4, settings="lost")], tmp_path)
+    found, lost = read(tmp_path)
+    assert (found["id"], found["primary_id"], found["text"]) == ("on#0.1", "on", TEXT)
+    assert found["metadata"] == {
+        "idx": 3,
+        "finish_reason": "stop",
+        "usage": {"prompt_tokens": 3, "completion_tokens": 40, "total_tokens": 43},
+        "endpoint": "server 0",
+        "model": "Qwen",
+        "thinking": True,
+        "sampling_params": {"temperature": 0.6, "max_tokens": 99},
+        "settings": "abc",
+    }
+    assert (lost["metadata"]["model"], lost["metadata"]["sampling_params"]) == ("", {})
+
+
+# -- openai-batch ------------------------------------------------------------------------------------------------------
+def test_batch_lines_hold_a_chat_completion_and_failures_stand_apart(tmp_path: Path) -> None:
+    made, _ = write("openai-batch", tmp_path / "out", [record("b1", 0), record("cut", 1, **CUT)])
+    failure = record("b2", 2, labels=("prompt_too_long",), error="9,000 tokens do not fit")
+    made.write_failures([failure], tmp_path / "out")
+    errors, first, second = read(tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "errors-00000-of-00001.jsonl",
+        "output-00000-of-00001.jsonl",
+    ]
+    assert (first["custom_id"], first["error"], first["response"]["status_code"]) == ("b1", None, 200)
+    body = first["response"]["body"]
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hello there!", "reasoning_content": RECORDS[0].reasoning},
+            "finish_reason": "stop",
+        }
+    ]
+    assert body["usage"]["total_tokens"] == body["usage"]["prompt_tokens"] + body["usage"]["completion_tokens"] == 43
+    assert second["response"]["body"]["choices"][0]["finish_reason"] == "length"
+    assert (errors["custom_id"], errors["response"]) == ("b2", None)
+    assert errors["error"] == {"code": "prompt_too_long", "message": "9,000 tokens do not fit"}
+    assert len({line["id"] for line in (errors, first, second)}) == 3
+
+
+def test_batch_input_lines_and_output_lines_meet_by_custom_id(tmp_path: Path) -> None:
+    """In as prompts, out as an export; the order may differ, the join may not."""
+    bodies: dict[str, Any] = {
+        f"b{n}": {"messages": [{"role": "user", "content": f"{n}?"}], "tools": TOOLS} for n in range(5)
+    }
+    lines: list[dict[str, Any]] = [
+        {"custom_id": name, "method": "POST", "url": "/v1/chat", "body": body} for name, body in bodies.items()
+    ]
+    prompts = jsonl(tmp_path / "in.jsonl", lines)
+    records = []
+    for line in rows_of(prompts, COLUMNS):
+        messages, offered = messages_of(line.data)
+        records.append(record(identity(line.data).key, line.row, messages=messages, tools=offered))
+    write("openai-batch", tmp_path / "out", records[::-1])
+    answered = {line["custom_id"]: line["response"]["body"] for line in read(tmp_path / "out")}
+    assert set(answered) == set(bodies)
+    for name, body in bodies.items():
+        (own,) = [found for found in records if found.key == name]
+        assert json.loads(bytes(own.messages)) == body["messages"]
+        assert json.loads(bytes(own.tools)) == TOOLS

@@ -3,6 +3,11 @@
 import errno
 import json
 import os
+import signal
+import socket
+import subprocess
+import sys
+import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,17 +16,20 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
+from tests.exports import rows_of, stored
 from tests.unit.make import record
 from tokenmill import plugins
 from tokenmill.core.judge import BROKEN, Rules
 from tokenmill.core.records import NULL, Parts, Record
-from tokenmill.errors import StoreError, UsageError
-from tokenmill.export import export
+from tokenmill.errors import GateError, StoreError, UsageError
+from tokenmill.export import chosen, export
 from tokenmill.folder import RunFolder
-from tokenmill.formats.base import Format
+from tokenmill.formats.base import Format, Split
 from tokenmill.formats.messages import Messages
 from tokenmill.formats.parquet import Parquet
+from tokenmill.machine.modelfiles import vocabulary_fingerprint
 from tokenmill.seal import seal
+from tokenmill.settings import Settings
 from tokenmill.store import line_of
 
 RECORDS = [
@@ -112,27 +120,43 @@ def test_nothing_is_overwritten(run: RunFolder, tmp_path: Path) -> None:
 def test_an_unknown_format_is_named_with_the_known_ones(run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no format named 'jsonl'") as caught:
         export(run, "jsonl", tmp_path / "out", Rules(), samples=1)
-    assert caught.value.fix == "one of: messages, parquet"
+    known = "specforge, specforge-chat, speculators, messages, openai-batch, parquet"
+    assert caught.value.fix == f"one of: {known}"
     assert not (tmp_path / "out").exists()
 
 
 class Forgetful(Messages):
     """Says less than it wrote."""
 
-    def count(self, folder: Path) -> int:
-        return super().count(folder) - 1
+    def count(self, folder: Path, split: Split = "train") -> int:
+        return super().count(folder, split) - 1
+
+
+class Torn(Messages):
+    """The last line loses its end on the way to the disk."""
+
+    def write(self, records: Iterable[Record], folder: Path, split: Split = "train") -> int:
+        rows = super().write(records, folder, split)
+        whole = (folder / "messages.jsonl").read_bytes()
+        (folder / "messages.jsonl").write_bytes(whole[:-9])
+        return rows
 
 
 class Full(Messages):
     """The disk is full half-way."""
 
-    def write(self, records: Iterable[Record], folder: Path) -> int:
-        super().write(records, folder)
+    def write(self, records: Iterable[Record], folder: Path, split: Split = "train") -> int:
+        super().write(records, folder, split)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [(Forgetful, "4 rows were written to .*, and 3 are found"), (Full, "No space left")]
+    ("kind", "told"),
+    [
+        (Forgetful, "4 rows were written to .*, and 3 are found"),
+        (Torn, "does not read back: messages.jsonl: the last line does not end"),
+        (Full, "No space left"),
+    ],
 )
 def test_an_export_is_whole_or_not_there(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Format], told: str
@@ -159,3 +183,198 @@ def test_characters_that_readers_trip_over_survive(tmp_path: Path) -> None:
     Messages(several=False).write([record(text=odd, parts=Parts(0, 0, 0, len(odd)))], tmp_path)
     (line,) = (tmp_path / "messages.jsonl").read_bytes().rstrip(b"\n").split(b"\n")
     assert json.loads(line)["messages"][-1]["content"] == odd
+
+
+class Dying(Messages):
+    """The process is killed in mid-write."""
+
+    def row(self, record: Record) -> dict[str, Any]:
+        if record.row == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().row(record)
+
+
+def test_a_killed_export_leaves_no_dataset_and_the_next_one_no_trace_of_it(tmp_path: Path) -> None:
+    everything = stored(tmp_path / "more", [record(str(row), row) for row in range(9)])
+    out = tmp_path / "out"
+    code = (
+        "import sys; from pathlib import Path; from tokenmill import plugins; from tokenmill.core.judge import Rules\n"
+        "from tokenmill.export import export; from tokenmill.folder import RunFolder\n"
+        f"plugins.TABLES['formats']['dying'] = '{__name__}:Dying'\n"
+        f"export(RunFolder(Path({str(everything.path)!r})), 'dying', Path({str(out)!r}), Rules(frozenset()), samples=1)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not out.exists()
+    (left,) = tmp_path.glob(".out.*")
+    assert left.name.startswith(f".out.{socket.gethostname()}-")
+    assert export(everything, "messages", out, Rules(), samples=1) == 9
+    assert list(tmp_path.glob(".out.*")) == []
+
+
+# -- choices -----------------------------------------------------------------------------------------------------------
+def ids(path: Path) -> list[str]:
+    return [row["id"] for row in rows_of(path)]
+
+
+@pytest.mark.parametrize("name", ["specforge", "speculators", "specforge-chat"])
+def test_validation_is_a_folder_of_its_own_disjoint_and_the_same_whatever_else_is_there(
+    tmp_path: Path, name: str
+) -> None:
+    """speculators reads all .jsonl below the folder it is given: a split beside the other would be trained on."""
+    records = [record(f"p{row}", row, sample=sample) for row in range(200) for sample in range(2)]
+    folder = stored(tmp_path, records)
+    choice = chosen(validation=0.2)
+    assert export(folder, name, tmp_path / "all", Rules(), samples=2, choice=choice) == 400
+    train, held = ids(tmp_path / "all" / "train"), ids(tmp_path / "all" / "validation")
+    assert sorted(train + held) == sorted(f"{own.key}#{own.sample}.0" for own in records)
+    assert 50 < len(held) < 110, "a fifth"
+    keys = [{name.split("#")[0] for name in split} for split in (train, held)]
+    assert keys[0].isdisjoint(keys[1]), "completions of one prompt stand on one side"
+    assert train == sorted(train, key=lambda name: int(name[1:].split("#")[0])), "in the prompts' order"
+
+    fewer = stored(tmp_path / "fewer", records[::6])
+    export(fewer, name, tmp_path / "some", Rules(), samples=2, choice=choice)
+    assert set(ids(tmp_path / "some" / "validation")) <= set(held)
+    assert set(ids(tmp_path / "some" / "train")) <= set(train)
+
+
+def test_a_cap_holds_for_the_share_of_all_that_goes_out(tmp_path: Path) -> None:
+    cut: dict[str, Any] = {"labels": ("truncated_in_thinking",), "finish_reason": "length"}
+    folder = stored(tmp_path, [record(f"p{row}", row, **(cut if row % 2 else {})) for row in range(100)])
+    told: list[str] = []
+    choice = chosen(cap=["truncated=0.1"], dedup=False)
+    assert export(folder, "specforge", tmp_path / "out", Rules(), samples=1, choice=choice, tell=told.append) == 55
+    assert "  left out: 45 over the cap of truncated" in told
+    rows = rows_of(tmp_path / "out" / "train")
+    assert [row["finish_reason"] for row in rows].count("length") == 5
+    assert [int(row["id"][1:]) for row in rows] == sorted(int(row["id"][1:]) for row in rows)
+    assert export(folder, "specforge", tmp_path / "b", Rules(), samples=1, choice=chosen(cap=["truncated=0.6"])) == 100
+
+
+def test_equal_rows_go_out_once_and_dropped_labels_not_at_all(tmp_path: Path) -> None:
+    same = [record("a", 0), record("b", 1), record("c", 2, output_ids=msgspec.Raw(b"[4,5,6,8]"))]
+    cut = record("d", 3, labels=("truncated_in_answer",), finish_reason="length")
+    folder = stored(tmp_path, [*same, cut])
+    told: list[str] = []
+    choice = chosen(drop="truncated", dedup=True)
+    assert export(folder, "specforge", tmp_path / "out", Rules(), samples=1, choice=choice, tell=told.append) == 2
+    assert ids(tmp_path / "out" / "train") == ["a", "c"]
+    assert told[0] == "2 rows (2 train) of 4 records"
+    assert {"  left out: 1 equal rows", "  left out: 1 dropped: truncated"} <= set(told)
+
+
+def test_rows_without_ids_are_left_out_of_formats_of_ids_and_none_left_is_an_error(tmp_path: Path) -> None:
+    bare: dict[str, Any] = {"prompt_ids": NULL, "output_ids": NULL}
+    told: list[str] = []
+    some = stored(tmp_path / "some", [record("a", 0), record("b", 1, **bare)])
+    assert export(some, "speculators", tmp_path / "out", Rules(), samples=1, tell=told.append) == 1
+    assert "  left out: 1 no token ids" in told
+    none = stored(tmp_path / "none", [record("b", 1, **bare)])
+    with pytest.raises(GateError, match="nothing is left to export of 1 records: 1 no token ids") as caught:
+        export(none, "specforge", tmp_path / "no", Rules(), samples=1)
+    assert "export messages or parquet" in caught.value.fix
+    assert not (tmp_path / "no").exists()
+    assert export(none, "messages", tmp_path / "text", Rules(), samples=1) == 1
+
+
+def test_all_rejected_is_an_error_that_says_why(tmp_path: Path) -> None:
+    folder = stored(tmp_path, [record(str(row), row, labels=("empty",)) for row in range(20)])
+    with pytest.raises(GateError, match="20 records: 20 rejected: empty"):
+        export(folder, "messages", tmp_path / "out", Rules(), samples=1)
+
+
+def test_a_chat_format_that_templates_close_leaves_cut_rows_out_and_messages_tells_of_them(tmp_path: Path) -> None:
+    cut = record("b", 1, labels=("truncated_in_answer",), finish_reason="length")
+    folder = stored(tmp_path, [record("a", 0), cut])
+    told: list[str] = []
+    assert export(folder, "specforge-chat", tmp_path / "chat", Rules(), samples=1) == 1
+    assert export(folder, "messages", tmp_path / "text", Rules(), samples=1, tell=told.append) == 2
+    assert any("1 rows end at max_tokens" in line and "--drop truncated" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"cap": ["truncated"]}, "is not LABEL=SHARE"),
+        ({"cap": ["truncated=2"]}, "2 is no share"),
+        ({"validation": 1.0}, "1 is no share"),
+        ({"drop": "loops"}, "no label named loops"),
+    ],
+)
+def test_a_choice_that_means_nothing_is_refused(words: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        chosen(**words)
+
+
+def test_text_cannot_be_cut_at_a_length(run: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="messages holds text"):
+        export(run, "messages", tmp_path / "out", Rules(), samples=1, choice=chosen(max_length=9))
+
+
+def test_the_remains_of_a_killed_export_are_cleared_away_and_a_living_ones_are_not(
+    run: RunFolder, tmp_path: Path
+) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    host = socket.gethostname()
+    left = [tmp_path / f".out.{host}-{dead.pid}", tmp_path / f".out.{host}-1", tmp_path / ".out.elsewhere-1"]
+    for folder in left:
+        folder.mkdir()
+    export(run, "messages", tmp_path / "out", Rules(), samples=1)
+    assert [folder.exists() for folder in left] == [False, True, True]
+
+
+# -- the card ----------------------------------------------------------------------------------------------------------
+MADE = Settings(
+    "abc",
+    {"model": "Qwen", "model_fingerprint": "f00d", "thinking": True, "sampling": {"temperature": 0.6}},
+    "sglang",
+    "0.5.11",
+    {"mem-fraction-static": 0.9},
+    "beef",
+)
+
+
+def test_the_card_says_what_made_it_what_is_in_it_and_whose_tokens(tmp_path: Path) -> None:
+    folder = stored(tmp_path, [*(record(str(n), n, accept_length=2.5) for n in range(3)), RECORDS[0]], [MADE])
+    model = tmp_path / "model"
+    model.mkdir()
+    tokenizer = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "<think>"}]}
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (model / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 8}}))
+    choice = chosen(validation=0.5)
+    export(folder, "parquet", tmp_path / "out", Rules(), samples=1, choice=choice, model=model)
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    for split in ("train", "validation"):
+        assert f"  - split: {split}\n    path: data/{split}-*.parquet\n" in card
+        assert list((tmp_path / "out" / "data").glob(f"{split}-00000-of-00001.parquet"))
+    for line in (
+        "| model | Qwen |",
+        "| engine | sglang 0.5.11 |",
+        "| flags | `mem-fraction-static 0.9` |",
+        "| thinking | on |",
+        "| sampling | `temperature 0.6` |",
+        "| chat template, sha256 | beef |",
+        "| truncated_in_answer | 1 |",
+        "| tokens accepted a step, mean | 2.50 |",
+        "| tokens | 3 |",
+        f"| tokens, fingerprint | {vocabulary_fingerprint({0: 'a', 1: 'b', 2: '<think>'})} |",
+        "| ids of the model's head | 8 |",
+        "| 16 to 63 | 4 |",
+    ):
+        assert line in card
+
+
+def test_memory_stays_flat_and_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 3,000 rows with 100 KB each at most a few are held at once."""
+    monkeypatch.setattr("tokenmill.export.TELL_EVERY_S", 0.0)
+    big = msgspec.Raw(b"[" + b"1," * 5_000 + b"2]")
+    folder = stored(tmp_path, (record(str(row), row, output_ids=big) for row in range(3000)))
+    told: list[str] = []
+    tracemalloc.start()
+    export(folder, "specforge", tmp_path / "out", Rules(), samples=1, choice=chosen(validation=0.1), tell=told.append)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
+    assert "2,816 records read" in told

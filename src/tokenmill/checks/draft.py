@@ -1,6 +1,5 @@
 """Speculative decoding: does the checkpoint carry the head that the flags ask for, does the drafter fit the model?"""
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,8 @@ def _draft_model(draft: Draft, model: Path, target: Mapping[str, Any], args: Map
     misfits = speculation.misfits(draft, own, target, tensors)
     mine, theirs = modelfiles.vocabulary(path), modelfiles.vocabulary(model)
     if clash := speculation.clash(mine, theirs):
-        misfits.append(f"its tokens {_fingerprint(mine)} are not the model's {_fingerprint(theirs)}: {clash}")
+        own_hash, hash_ = map(modelfiles.vocabulary_fingerprint, (mine, theirs))
+        misfits.append(f"its tokens {own_hash} are not the model's {hash_}: {clash}")
     for misfit in misfits:
         yield Finding("draft", "fail", draft.path, f"draft model {draft.path} does not fit: {misfit}", WITHOUT)
     context = args.get("context-length") or args.get("max-model-len")
@@ -78,8 +78,3 @@ def _draft_model(draft: Draft, model: Path, target: Mapping[str, Any], args: Map
         yield Finding("draft", "warn", draft.path, words, WITHOUT)
     if not misfits:
         yield Finding("draft", "ok", draft.path, f"class and vocabulary fit {draft.algorithm} and the model")
-
-
-def _fingerprint(tokens: Mapping[int, str]) -> str:
-    text = "\0".join(f"{number} {tokens[number]}" for number in sorted(tokens))
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]

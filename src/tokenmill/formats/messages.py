@@ -1,37 +1,27 @@
-"""messages: a .jsonl of conversations, as TRL, Axolotl and others read them. Text only; for ids see parquet."""
+"""messages: conversations, as TRL, Axolotl and others read them. Text only; for ids see specforge and parquet.
 
-from collections.abc import Iterable
-from pathlib import Path
+A multi-turn prompt gives a row for each turn that was generated, its history as it was served. Trainers render it by
+the model's template: `finish_reason` tells the rows whose end such a template would invent.
+"""
 
-import msgspec
+from typing import Any
 
 from tokenmill.core.records import Record
-from tokenmill.formats.base import Format, conversation, tools
+from tokenmill.formats.base import Split, conversation, tools
+from tokenmill.formats.jsonl import JsonLines
 
-FILE = "messages.jsonl"
 
-
-class Messages(Format):
+class Messages(JsonLines):
     name = "messages"
 
-    def write(self, records: Iterable[Record], folder: Path) -> int:
-        rows = 0
-        encoder = msgspec.json.Encoder()
-        with (folder / FILE).open("wb", buffering=1 << 20) as out:
-            for record in records:
-                row = {
-                    "id": self.id_of(record),
-                    "messages": conversation(record),
-                    "finish_reason": record.finish_reason,
-                }
-                offered = tools(record)
-                if offered is not None:
-                    row["tools"] = offered
-                out.write(encoder.encode(row) + b"\n")
-                rows += 1
-        return rows
+    def row(self, record: Record) -> dict[str, Any]:
+        row = {
+            "id": self.id_of(record),
+            "messages": conversation(record),
+            "finish_reason": record.finish_reason,
+        }
+        offered = tools(record)
+        return row if offered is None else {**row, "tools": offered}
 
-    def count(self, folder: Path) -> int:
-        decoder = msgspec.json.Decoder()
-        with (folder / FILE).open("rb") as file:
-            return sum(1 for line in file if decoder.decode(line))
+    def stem(self, split: Split) -> str:
+        return "messages" if split == "train" else f"messages-{split}"

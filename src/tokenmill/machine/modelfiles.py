@@ -5,6 +5,7 @@ A Hugging Face folder (or a snapshot of its cache) or one .gguf file.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,18 @@ def vocabulary(model: Path) -> dict[int, str]:
     if isinstance(own, list):  # Unigram: pairs of text and score, in the ids' order
         tokens = {number: str(entry[0]) for number, entry in enumerate(own)}
     return tokens | {int(entry["id"]): str(entry["content"]) for entry in data.get("added_tokens") or []}
+
+
+def vocabulary_fingerprint(tokens: Mapping[int, str]) -> str:
+    """The same for two models whose ids mean the same tokens."""
+    text = "\0".join(f"{number} {tokens[number]}" for number in sorted(tokens))
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def vocabulary_size(model: Path) -> int | None:
+    """The ids that the model's head can give: its config's, padding included; None where it says nothing."""
+    config = read_json(model / "config.json") if model.is_dir() else {}
+    for owner in (config.get("text_config") or {}, config):
+        if isinstance(owner.get("vocab_size"), int):
+            return int(owner["vocab_size"])
+    return None

@@ -1,0 +1,73 @@
+"""The export commands as a user gives them, on a run of a scripted fleet: from prompts to files for a trainer."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.exports import rows_of
+from tests.harness import Case
+
+BATCH = [
+    {
+        "custom_id": f"b{n}",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"messages": [{"role": "user", "content": f"Question {n}" if n else ""}]},
+    }
+    for n in range(30)
+]
+
+
+@pytest.fixture
+def done(case: Case) -> Case:
+    """A run of an OpenAI Batch input of 30 lines, the first of which is empty."""
+    (case.folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, BATCH)) + "\n")
+    case.write()
+    assert case.run() == 0, case.output()
+    return case
+
+
+def _do(case: Case, *words: str | Path) -> int:
+    return case.wait(case.command(*map(str, words)))
+
+
+def test_a_batch_comes_back_as_a_batch_with_its_failures_apart(done: Case) -> None:
+    out = done.folder / "out"
+    assert _do(done, "export", done.config, "openai-batch", out) == 0, done.output()
+    answered = {line["custom_id"]: line for line in rows_of(out) if line["error"] is None}
+    failed = {line["custom_id"]: line["error"]["code"] for line in rows_of(out) if line["error"] is not None}
+    assert set(answered) == {f"b{n}" for n in range(1, 30)}
+    assert failed == {"b0": "bad_prompt"}
+    records = {record.key: record for record in done.records()}
+    for name, line in answered.items():
+        assert line["response"]["body"]["choices"][0]["message"]["content"] == records[name].answer
+    assert [path.name for path in sorted(out.glob("errors-*"))] == ["errors-00000-of-00001.jsonl"]
+
+
+def test_options_are_heard_and_what_is_left_out_is_told(done: Case) -> None:
+    out = done.folder / "out"
+    words = ["--validation", "0.3", "--cap", "truncated=0.5", "--dedup", "--drop", "repetition", "--max-tokens", "9999"]
+    assert _do(done, "export", done.run_path, "specforge", out, *words) == 0, done.output()
+    train, held = rows_of(out / "train"), rows_of(out / "validation")
+    assert len(train) + len(held) == 29
+    assert held
+    assert f"29 rows ({len(train)} train, {len(held)} validation) of 30 records" in done.output()
+    assert "left out: 1 failed: bad_prompt" in done.output()
+    assert _do(done, "export", done.run_path, "specforge", out) == 2
+    assert "exists already" in done.output()
+    assert not list(done.folder.glob(".out*"))
+
+
+def test_the_vocabulary_of_a_drafter(done: Case) -> None:
+    """The scripted server's ids are the bytes of its text."""
+    out = done.folder / "map"
+    assert _do(done, "vocab-map", done.run_path, out, "--size", "10", "--vocabulary", "300") == 0, done.output()
+    d2t, t2d = np.load(out / "d2t-10.npy"), np.load(out / "t2d-10.npy")
+    chosen = np.arange(10) + d2t
+    assert chosen.tolist() == np.flatnonzero(t2d).tolist()
+    assert ord("e") in chosen
+    assert "10 of 300 ids cover " in done.output()
+    assert _do(done, "vocab-map", done.run_path, done.folder / "no", "--size", "10") == 2
+    assert "--vocabulary N" in done.output()
