@@ -150,7 +150,7 @@ class RunFolder:
         return f"{lock.st_dev}:{lock.st_ino}"
 
     def write_state(self, state: State) -> None:
-        """Replaces what the folder remembers of owner and servers; its owner stays known whatever became of the file."""
+        """Replaces what the folder remembers of owner and servers; its owner stays known though it was lost."""
         state = replace(state, home=self._home(), owner=state.owner or self._owner)
         write_aside(self.state_file, msgspec.json.format(msgspec.json.encode(state), indent=1))
 

@@ -21,7 +21,7 @@ from tokenmill.core import server as core
 from tokenmill.core.server import Failure, FailureKind, State
 from tokenmill.ending import VERIFY_S, Ending, end_server, reading
 from tokenmill.engines.base import ServerInfo, Spec
-from tokenmill.errors import BadPromptError, BrokenError, PluginError, RequestError, boundary
+from tokenmill.errors import BadPromptError, BrokenError, LateError, PluginError, RequestError, boundary
 from tokenmill.folder import ServerEntry
 from tokenmill.job import Job
 from tokenmill.machine import group, logtail, ports, processes, reach
@@ -45,6 +45,9 @@ ADDRESS_PATIENCE_S = 10.0
 ADOPTED_WIDTH = 4
 """Canaries of a server that has served already: its kernels are compiled, and it must be back within 5 s."""
 
+SAID = 200
+"""Characters of a page's refusal that are shown."""
+
 PROBE_TIMEOUT_S = 4.0
 """A small generation of a server in doubt: with it a hang is named within stall_timeout + 5 s."""
 
@@ -53,7 +56,7 @@ class Life:
     """`post` takes events; `state` tells what the server is taken for; no `entry`: it is someone else's server. `note`
     takes the entry anew when more is known by which its leftovers can be found.
 
-    `sight`: how its tokens are seen.
+    `sight`: how its tokens are seen. `said`: what its pages said last in place of what was asked, in a line.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Life:
         self.sight = Sight(job.engine, job.engine.probes(spec).metrics, self._ask, post, job.config.fleet.stall_timeout)
         self._began = time.monotonic()
         self._silence = ""
+        self.said = ""
 
     def _signs_of(self, entry: ServerEntry, note: Callable[[ServerEntry], None], *, fresh: bool) -> Signs:
         job = self.job
@@ -199,6 +203,8 @@ class Life:
             return await self.client.get(path, timeout_s=timeout_s)
         except RequestError as error:
             self._silence = str(error)
+            answered = error.__cause__ is None and not isinstance(error, LateError)  # with a status
+            self.said = self._silence.partition("\n")[0][:SAID] if answered else ""
             return None
 
     async def _probe_identity(self) -> None:
@@ -214,10 +220,14 @@ class Life:
         foreign, known = ports.listener(self.spec.port), self.entry.processes
         ours = await reading(lambda: {each.pid for each in group.look(known).living}, set[int]())
         holder = "" if foreign is None or foreign in ours else processes.describe(foreign)
-        if stranger or holder:
+        if holder or (stranger and foreign is None):
             taken = f"port {self.spec.port} is taken by {holder or 'another process'}"
             cause = f"{taken}: {stranger}" if stranger else taken
             self._post(core.Failed(Failure(FailureKind.PORT, cause)))
+        elif stranger:
+            page_name = self.job.engine.probes(self.spec).identity
+            fix = f"curl http://{self.spec.host}:{self.spec.port}{page_name}   while it runs; see model.name"
+            self._post(core.Failed(Failure(FailureKind.CONFIG, f"it answers as {stranger}", fix)))
         else:
             self._post(core.Answered())
 

@@ -238,10 +238,13 @@ class LocalNode:
         )
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:
+        hasten = self._stopping.is_set() and grace_s == 0.0
         self._grace_s, self._keep = grace_s, keep
         if self.pump is not None:
             self.pump.drain()
         self._stopping.set()
+        if hasten:
+            await asyncio.gather(*(supervisor.hasten() for supervisor in self.supervisors))
 
     # -- its life ----------------------------------------------------------------------------------------------------
     async def run(self) -> None:

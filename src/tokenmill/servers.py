@@ -204,6 +204,10 @@ def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
 def _ask(folder: RunFolder, owner: Owner, view: View, *, now: bool) -> None:
     if owner.command == "down":
         return view.say(f"tokenmill down, pid {owner.process.pid}, is at it")
+    status = folder.status()
+    is_draining = status is not None and status.state == "draining" and status.updated >= owner.since
+    if is_draining and not now:
+        return view.say(f"tokenmill {owner.command}, pid {owner.process.pid}, is draining; {_in_flight(folder)}")
     if owner.command == "up":
         view.say(f"asks tokenmill up, pid {owner.process.pid}, to exit")
     else:
