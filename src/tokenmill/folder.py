@@ -102,6 +102,13 @@ class RunFolder:
         self.run_log = path / "run.log"
         self.data = path / "data"
         self.logs = path / "logs"
+        self._lock = path / ".lock"
+        self._owner: Owner | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was started here: its lock is there even where somebody has deleted state.json."""
+        return self.state_file.exists() or self._lock.exists()
 
     def log(self, index: int) -> Path:
         """One server's own output."""
@@ -137,14 +144,14 @@ class RunFolder:
     def _home(self) -> str:
         """The lock's own file: a folder that is renamed keeps it, a copy has another."""
         try:
-            lock = (self.path / ".lock").stat()
+            lock = self._lock.stat()
         except OSError:
             return ""
         return f"{lock.st_dev}:{lock.st_ino}"
 
     def write_state(self, state: State) -> None:
-        """Replaces what the folder remembers of owner and servers."""
-        state = replace(state, home=self._home())
+        """Replaces what the folder remembers of owner and servers; its owner stays known though it was lost."""
+        state = replace(state, home=self._home(), owner=state.owner or self._owner)
         write_aside(self.state_file, msgspec.json.format(msgspec.json.encode(state), indent=1))
 
     def write_servers(self, servers: tuple[ServerEntry, ...], *, keep: bool) -> None:
@@ -178,7 +185,7 @@ class RunFolder:
     def own(self, command: str) -> Iterator[None]:
         """Takes the folder for the scope; raises UsageError that says who has it."""
         self.create()
-        handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,6 +209,7 @@ class RunFolder:
             os.close(handle)
 
     def _write_owner(self, owner: Owner | None) -> None:
+        self._owner = owner
         self.write_state(replace(self.state(), owner=owner))
 
     def _holder(self) -> str:

@@ -153,6 +153,7 @@ def unlike(one: Mapping[str, str], other: Mapping[str, str]) -> str:
 
 
 def tmp_folder(run: Path, index: int) -> Path:
-    """A server's own TMPDIR: short, since socket paths in it may have 107 characters in all."""
-    key = hashlib.sha256(str(run).encode()).hexdigest()[:8]
+    """A server's own TMPDIR: short, since socket paths in it may have 107 characters in all; by where the run folder
+    lies, however it is named."""
+    key = hashlib.sha256(os.path.realpath(run).encode()).hexdigest()[:8]
     return Path("/tmp") / f"tm-{os.getuid()}-{key}" / str(index)

@@ -1,10 +1,13 @@
 """Servers of an earlier tokenmill on a run folder: which of them still live, and their end."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 
 from msgspec.structs import replace
 
+from tokenmill import launch
 from tokenmill.ending import Ending, Sensors, end_server, remove_tmp
 from tokenmill.events import EventLog
 from tokenmill.folder import RunFolder, ServerEntry
@@ -13,9 +16,26 @@ from tokenmill.supervise import STOP_GRACE_S
 
 
 def survivors(folder: RunFolder) -> list[ServerEntry]:
-    """The servers of a run folder of which any process still lives."""
-    table = group.Table()
-    return [entry for entry in folder.state().servers if is_alive(entry, table)]
+    """The servers of a run folder of which any process still lives, whether state.json knows them or not."""
+    table, known = group.Table(), folder.state().servers
+    recorded = [entry for entry in known if is_alive(entry, table)]
+    return recorded + _unrecorded(folder, {entry.nonce for entry in known}, table)
+
+
+def _unrecorded(folder: RunFolder, known: Collection[str], table: group.Table) -> list[ServerEntry]:
+    """Those that a damaged or deleted state.json does not tell: their mark and their TMPDIR say whose they are."""
+    home, found = launch.tmp_folder(folder.path, 0).parent, dict[str, ServerEntry]()
+    for pid, stat in sorted(table.stats(group.FRESH_S).items(), key=lambda each: each[1].start):
+        nonce = table.mark(pid, stat).decode()
+        if not nonce or nonce in known or nonce in found or processes.dead(pid, stat.state):
+            continue
+        variables = processes.environment(pid).split(b"\0")
+        tmp = Path(os.fsdecode(next((each[7:] for each in variables if each.startswith(b"TMPDIR=")), b"")))
+        main = processes.identify(pid)
+        if tmp.parent == home and tmp.name.isdigit() and main is not None:
+            own = stat.group if stat.group == pid else processes.NO_GROUP
+            found[nonce] = ServerEntry("", int(tmp.name), main, own, 0, 0, "", nonce, {})
+    return list(found.values())
 
 
 def sweep(folder: RunFolder) -> None:
@@ -72,5 +92,5 @@ def kill(entries: Iterable[ServerEntry]) -> None:
 
 def place(entry: ServerEntry, pids: Iterable[int]) -> str:
     """Where a server is, in words."""
-    words = [f"pid {', '.join(map(str, pids))}", f"port {entry.port}"]
-    return ", ".join(words if entry.gpu in ("none", "") else [*words, f"GPU {entry.gpu}"])
+    words = [f"pid {', '.join(map(str, pids))}", f"port {entry.port}" if entry.port else ""]
+    return ", ".join(filter(None, words if entry.gpu in ("none", "") else [*words, f"GPU {entry.gpu}"]))

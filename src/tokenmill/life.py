@@ -21,7 +21,7 @@ from tokenmill.core import server as core
 from tokenmill.core.server import Failure, FailureKind, State
 from tokenmill.ending import VERIFY_S, Ending, end_server
 from tokenmill.engines.base import ServerInfo, Spec
-from tokenmill.errors import BadPromptError, BrokenError, GoneError, PluginError, RequestError, boundary
+from tokenmill.errors import BadPromptError, BrokenError, GoneError, LateError, PluginError, RequestError, boundary
 from tokenmill.folder import ServerEntry
 from tokenmill.job import Job
 from tokenmill.machine import group, logtail, ports, processes, reach
@@ -50,6 +50,12 @@ EXIT_WAIT_S = 3.0
 ADOPTED_WIDTH = 4
 """Canaries of a server that has served already: its kernels are compiled, and it must be back within 5 s."""
 
+ODD_ANSWERS = 3
+"""Pages of our own server that name another one, before they are believed."""
+
+SAID = 200
+"""Characters of a page's refusal that are shown."""
+
 PROBE_TIMEOUT_S = 4.0
 """A small generation of a server in doubt: with it a hang is named within stall_timeout + 5 s."""
 
@@ -58,7 +64,8 @@ class Life:
     """`post` takes events; `state` tells what the server is taken for; no `entry`: it is someone else's server. `note`
     takes the entry anew when more is known by which its leftovers can be found.
 
-    `sight`: how its tokens are seen; `passed`: its canary, once it has.
+    `sight`: how its tokens are seen; `passed`: its canary, once it has; `said`: what its pages said last in place of
+    what was asked, in a line.
     """
 
     def __init__(
@@ -90,6 +97,8 @@ class Life:
         self.sight = Sight(job.engine, job.engine.probes(spec).metrics, self._ask, post, job.config.fleet.stall_timeout)
         self._began = time.monotonic()
         self._silence = ""
+        self._odd_answers = 0
+        self.said = ""
 
     def _signs_of(self, entry: ServerEntry, note: Callable[[ServerEntry], None], *, fresh: bool) -> Signs:
         job = self.job
@@ -211,6 +220,8 @@ class Life:
             return await self.client.get(path, timeout_s=timeout_s)
         except RequestError as error:
             self._silence = str(error)
+            answered = error.__cause__ is None and not isinstance(error, LateError)  # with a status
+            self.said = self._silence.partition("\n")[0][:SAID] if answered else ""
             return None
 
     async def _probe_identity(self) -> None:
@@ -224,11 +235,18 @@ class Life:
             self._post(core.Failed(failure) if stranger else core.Answered())
             return
         port, own = self.spec.port, self.entry.processes
-        holder = await reading(lambda: _foreign_holder(port, own), "")
-        if stranger or holder:
+        holder = await reading(lambda: _holder(port, own), None)
+        if holder or (stranger and holder is None):
             taken = f"port {self.spec.port} is taken by {holder or 'another process'}"
             cause = f"{taken}: {stranger}" if stranger else taken
             self._post(core.Failed(Failure(FailureKind.PORT, cause)))
+        elif stranger:
+            self._odd_answers += 1
+            if self._odd_answers < ODD_ANSWERS:
+                return  # whoever had the port before us may have given it
+            page_name = self.job.engine.probes(self.spec).identity
+            fix = f"curl http://{self.spec.host}:{self.spec.port}{page_name}   while it runs; see model.name"
+            self._post(core.Failed(Failure(FailureKind.CONFIG, f"it answers as {stranger}", fix)))
         else:
             self._post(core.Answered())
 
@@ -345,9 +363,10 @@ class Life:
         return ending
 
 
-def _foreign_holder(port: int, own: Group) -> str:
-    """Who listens on a port, where that is none of a server's own processes; empty where it is, or cannot be seen."""
+def _holder(port: int, own: Group) -> str | None:
+    """Who listens on a port: empty where it is one of a server's own processes, None where it cannot be seen."""
     holder = ports.listener(port)
-    if holder is None or any(each.pid == holder for each in group.look(own).living):
-        return ""
-    return processes.describe(holder)
+    if holder is None:
+        return None
+    ours = any(each.pid == holder for each in group.look(own).living)
+    return "" if ours else processes.describe(holder)

@@ -170,7 +170,9 @@ class LocalNode:
             elif not why:
                 spec = spec_for(job, place, ports.Ports(entry.port, entry.internal_port), entry.nonce)
                 parts = launch.made_of(job.engine, spec, self.config, place, job.model_files)
-                if changed := launch.unlike(parts, entry.launch):
+                if not entry.launch:
+                    why = "state.json does not know it"
+                elif changed := launch.unlike(parts, entry.launch):
                     why = f"it was launched with another {changed}"
             if why:
                 self._say("leftover", f"server {entry.index}, pid {entry.process.pid}, is ended: {why}")
@@ -237,10 +239,13 @@ class LocalNode:
         )
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:
+        hasten = self._stopping.is_set() and grace_s == 0.0
         self._grace_s, self._keep = grace_s, keep
         if self.pump is not None:
             self.pump.drain()
         self._stopping.set()
+        if hasten:
+            await asyncio.gather(*(supervisor.hasten() for supervisor in self.supervisors))
 
     # -- its life ----------------------------------------------------------------------------------------------------
     async def run(self) -> None:

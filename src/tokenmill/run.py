@@ -61,8 +61,9 @@ class Interrupts:
             words = f"{number.name}: {self._progress.in_flight} completions in flight may end; once more cuts them"
             grace_s = None if self._drain == "auto" else float(self._drain)
         else:
-            words, grace_s = f"{number.name} again: cutting what is in flight", 0.0
+            words, grace_s = f"{number.name} again: cutting what is in flight, ending servers at once", 0.0
         self._progress.state = "draining"
+        self._progress.publish()  # a second `down` must see that there is nothing to ask for
         self._log.say("run", words, "warn")
         task = asyncio.ensure_future(self.stop(grace_s))
         self._tasks.add(task)

@@ -43,20 +43,20 @@ def folder_of(path: Path | None) -> RunFolder:
         return _the_one_here(Path())
     if path.is_file() and not (path.name == "config.toml" and RunFolder(path.parent).state_file.exists()):
         folder = RunFolder(configfile.load(path).folder)
-        if not folder.state_file.exists():
+        if not folder.exists:
             raise UsageError(f"the run of {path} has not been started: there is no {folder.path}")
         return folder
     folder = RunFolder(path.parent if path.is_file() else path)
-    if not folder.state_file.exists():
+    if not folder.exists:
         raise UsageError(f"{path} is no run folder: it has no state.json", fix="ls runs   shows yours")
     return folder
 
 
 def _the_one_here(here: Path) -> RunFolder:
     """This folder, or the only run (else the only one that goes on) below runs/."""
-    if RunFolder(here).state_file.exists():
+    if RunFolder(here).exists:
         return RunFolder(here.resolve())
-    found = [RunFolder(file.parent) for file in sorted((here / "runs").glob("*/state.json"))]
+    found = [folder for path in sorted((here / "runs").glob("*")) if (folder := RunFolder(path)).exists]
     if not found:
         raise UsageError("which run? There is none in runs/ here", fix="name a run folder or its config")
     alive = [folder for folder in found if folder.owner() is not None or survivors(folder)]
@@ -154,7 +154,7 @@ def _row(server: ServerStatus) -> tuple[str, ...]:
     return (
         f"server {name}",
         server.state,
-        f"port {server.port}",
+        f"port {server.port}" if server.port else "",
         f"pid {server.pid}" if server.pid else "",
         "" if server.gpu in ("none", "") else f"GPU {server.gpu}",
         doing,
@@ -192,7 +192,7 @@ def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
     for entry in known:
         if entry.nonce not in nonces:
             log.say("down", f"server {entry.index} has ended with it: {place(entry, [entry.process.pid])}")
-    if folder.state().servers:
+    if folder.state().servers or left:
         with folder.own("down"):
             sweep(folder)
             stuck = asyncio.run(_end(folder, left, log, 0.0 if now else STOP_GRACE_S))
@@ -204,6 +204,10 @@ def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
 def _ask(folder: RunFolder, owner: Owner, view: View, *, now: bool) -> None:
     if owner.command == "down":
         return view.say(f"tokenmill down, pid {owner.process.pid}, is at it")
+    status = folder.status()
+    is_draining = status is not None and status.state == "draining" and status.updated >= owner.since
+    if is_draining and not now:
+        return view.say(f"tokenmill {owner.command}, pid {owner.process.pid}, is draining; {_in_flight(folder)}")
     if owner.command == "up":
         view.say(f"asks tokenmill up, pid {owner.process.pid}, to exit")
     else:

@@ -91,6 +91,13 @@ class Supervisor:
     def post(self, event: core.Event) -> None:
         self._inbox.put_nowait((self.server.life, event))
 
+    async def hasten(self) -> None:
+        """Its end is not waited for: what is being ended is killed, what will be ended gets no time for good order."""
+        self.grace_s = 0.0
+        if self.entry is not None and self.server.state not in core.LIVE:
+            known = self.entry.processes
+            group.kill(tuple(await reading(lambda: group.look(known).living, ())))
+
     def leave(self) -> None:
         """Ends the supervision, and leaves the server running for the next tokenmill to adopt."""
         self._left_alive = True
@@ -152,7 +159,8 @@ class Supervisor:
             if self.lane is not None:
                 self._note_answers(self.lane)
             busy = bool(self.lane and self.lane.in_flight)
-            self.post(core.Tick(busy, blind=self._life is not None and self._life.blind))
+            life = self._life
+            self.post(core.Tick(busy, life is not None and life.blind, life.said if life is not None else ""))
 
     def _note_answers(self, lane: Lane) -> None:
         if (came := lane.answers + lane.seen) != self._answers:

@@ -85,3 +85,14 @@ def _stranger(folder: Path, **flags: str) -> Iterator[list[int]]:
     finally:
         over.set()
         thread.join()
+
+
+def test_a_server_of_ours_that_serves_another_model_is_no_stranger_on_the_port(case: Case) -> None:
+    command = [sys.executable, "-m", "tokenmill.testing.server", "--port", "{port}", "--model", "other"]
+    case.write(model={"name": "m"}, engine={"kind": "openai", "args": {}, "command": command}, fleet={"servers": 1})
+    assert case.run() == 4
+    words = case.output().partition("tokenmill: ")[2]
+    assert "it answers as a server of other, not of m" in words
+    assert "taken" not in words
+    assert case.output().count(": started as pid") == 1, "no other port would help"
+    assert case.leftovers() == []

@@ -39,8 +39,8 @@ def test_a_server_at_an_address_may_die_and_come_back(llama: Case, gguf: Path) -
         wait_until(lambda: _told(llama, "set aside"), process)
         alone_from = time.time()
         back = servers.enter_context(_llama(gguf, ports[1]))
-        wait_until(lambda: len(_told(llama, " requests at once, ")) == 2, process)
-        alone_to = _told(llama, " requests at once, ")[1].t
+        wait_until(lambda: len(_told(llama, "canary → ready")) == 2, process)
+        alone_to = _told(llama, "canary → ready")[1].t
         assert llama.wait(process) == 0, llama.output()
         assert lasting.poll() is None
         assert back.poll() is None
@@ -75,7 +75,7 @@ def test_a_server_at_an_address_may_hang_and_go_on(llama: Case, gguf: Path) -> N
             wait_until(lambda: _told(llama, "set aside"), process)
         finally:
             mortal.send_signal(signal.SIGCONT)  # a stopped process can't be ended
-        wait_until(lambda: len(_told(llama, " requests at once, ")) == 2, process)
+        wait_until(lambda: len(_told(llama, "canary → ready")) == 2, process)
         assert llama.wait(process, 120) == 0, llama.output()
         assert mortal.poll() is None
     streamed = [event.server for event, _ in events.read(llama.run_folder.events) if "streamed" in event.text]
@@ -110,12 +110,12 @@ def test_an_engine_that_stops_behind_an_address_is_asked_again_until_it_goes_on(
         wait_until(lambda: len(_told(case, "→ canary")) == 2, process)
         assert len(_told(case, "set aside")) == 1
         mortal.send_signal(signal.SIGUSR2)
-        wait_until(lambda: len(_told(case, " requests at once, ")) == 2, process)
+        wait_until(lambda: len(_told(case, "canary → ready")) == 2, process)
         assert case.wait(process) == 0, case.output()
         assert mortal.poll() is None
     assert_whole(case, {f"p{n}" for n in range(40)})
     assert {record.attempt for record in case.records()} == {1}
-    back_at = _told(case, " requests at once, ")[1].t
+    back_at = _told(case, "canary → ready")[1].t
     assert "1" in {record.server for record in case.records() if record.started > back_at}
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from tests import bynumber
 from tests.chaos.conftest import Command
-from tests.harness import Case, assert_whole
+from tests.harness import Case, assert_whole, wait_until
+from tokenmill import launch
 
 KEYS = {f"p{n}" for n in range(40)}
 
@@ -140,3 +141,53 @@ def test_a_folder_of_jsonl_and_parquet_is_inspected_whole(case: Case, tokenmill:
     code, said = tokenmill("inspect", mixed)
     assert code == 2
     assert "holds a damaged Parquet file" in said
+
+
+@pytest.mark.parametrize("harm", ["deleted", "cut", "of nobody"])
+@pytest.mark.parametrize("command", ["down", "run"])
+def test_servers_are_found_and_ended_whatever_became_of_state_json(
+    case: Case, tokenmill: Command, monkeypatch: pytest.MonkeyPatch, harm: str, command: str
+) -> None:
+    monkeypatch.chdir(case.folder)
+    case.write()
+    assert case.wait(case.command("up", str(case.config))) == 0
+    old, state = set(case.server_pids().values()), case.run_folder.state_file
+    if harm == "deleted":
+        state.unlink()
+    else:
+        state.write_bytes(state.read_bytes()[:20] if harm == "cut" else b"{}")
+    assert all(f"pid {pid}" in tokenmill("status")[1] for pid in old)
+    code, said = tokenmill("down") if command == "down" else tokenmill("run", case.config)
+    assert code == 0
+    assert all(f"pid {pid}" in said for pid in old)
+    assert case.leftovers() == []
+    assert not launch.tmp_folder(case.run_path, 0).parent.exists()
+
+
+def test_an_owner_stays_known_though_state_json_is_lost(case: Case, tokenmill: Command) -> None:
+    case.write(engine={"args": {"slots": 4, "latency-ms": 300}})
+    process = case.start()
+    case.until_done(8, process)
+    killed = case.server_pids()[0]
+    case.run_folder.state_file.write_text("not JSON")
+    os.kill(killed, signal.SIGKILL)  # whatever changes a server's state makes its owner write
+    wait_until(lambda: case.run_folder.owner() is not None, process)
+    code, said = tokenmill("down", case.run_path, "--now")
+    assert code == 0
+    assert f"asks tokenmill run, pid {process.pid}" in said
+    assert case.wait(process) == 130
+    assert case.leftovers() == []
+
+
+def test_down_leaves_no_tmpdir_by_whatever_name_it_knows_the_run(
+    case: Case, tokenmill: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(case.folder)
+    case.write(engine={"args": {"slots": 4, "latency-ms": 300}})
+    for run in ([], ["runs/case"], [case.config]):
+        process = case.start()
+        wait_until(lambda: case.run_folder.owner() is not None and len(case.server_pids()) == 2, process)
+        process.kill()
+        process.wait()
+        assert tokenmill("down", "--now", *run)[0] == 0
+        assert not launch.tmp_folder(case.run_path, 0).parent.exists()

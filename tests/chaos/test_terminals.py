@@ -179,6 +179,18 @@ def test_ctrl_c_while_servers_start_ends_them_at_once(case: Case) -> None:
     assert case.leftovers() == []
 
 
+def test_the_second_ctrl_c_does_not_wait_for_servers_that_do_not_want_to_end(case: Case) -> None:
+    """STOP_GRACE_S is 20 s."""
+    _slow(case, 0, **{"hang-after": SLOTS, "ignore-sigterm": True})
+    process = case.start()
+    wait_until(lambda: (status := case.run_folder.status()) and status.state == "generating", process)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+    assert case.wait(process, 10) == 130, case.output()
+    assert case.leftovers() == []
+
+
 def _interrupt(terminal: Terminal, how: str) -> None:
     if how == "Ctrl-C":
         terminal.type("\x03")
@@ -220,3 +232,17 @@ def test_down_lets_a_live_run_end_what_is_in_flight(case: Case, tokenmill: Comma
     begun = answered_prompts(log)
     assert SLOTS <= len(begun) < 40
     assert {last_turn(record) for record in case.records()} == set(begun)
+
+
+def test_a_second_down_does_not_cut_what_the_first_one_lets_end(case: Case, tokenmill: Command) -> None:
+    log = _slow(case, 2000, **{"quick-canary": True})
+    process = case.start()
+    wait_until(lambda: answered_prompts(log).total() >= SLOTS, process)
+    first = case.command("down", str(case.run_path))
+    wait_until(lambda: (status := case.run_folder.status()) and status.state == "draining", process)
+    code, said = tokenmill("down", case.run_path)
+    assert code == 0
+    assert "is draining" in said
+    assert case.wait(first) == 0
+    assert case.wait(process) == 130
+    assert {last_turn(record) for record in case.records()} == set(answered_prompts(log))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.core import server as core
-from tokenmill.core.lifecycle import HOUR, QUARANTINE, STORY, step
+from tokenmill.core.lifecycle import HOUR, QUARANTINE, STORY, step, then
 from tokenmill.core.pairs import IllegalEvent
 from tokenmill.core.server import LIVE, Failure, FailureKind, Server, State, Timing
 
@@ -489,3 +489,13 @@ def test_one_of_somebody_elses_that_goes_bad_twice_is_set_aside_for_an_hour() ->
 def test_every_kind_of_failure_is_in_the_docs_with_what_is_done_about_it() -> None:
     page = (Path(__file__).parents[2] / "docs" / "supervision.md").read_text(encoding="utf-8")
     assert [kind.value for kind in FailureKind if f"`{kind.value}`" not in page] == []
+
+
+def test_a_start_that_hangs_says_what_its_pages_say() -> None:
+    server, _ = play(play(NEW, core.Launch())[0], core.Tick(said="/v1/models: HTTP 500: internal"), at=91.0)
+    assert str(server.failure) == "silent and idle for 90 s at start; /v1/models: HTTP 500: internal"
+
+
+def test_a_server_of_someone_else_s_is_asked_again_never_started() -> None:
+    assert then(play(ready(), CRASH)[0], 0.0) == "started again in 5 s"
+    assert then(play(ready(FOREIGN), CRASH)[0], 0.0) == "asked again in 5 s"

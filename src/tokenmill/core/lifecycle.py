@@ -294,7 +294,7 @@ def _tick(server: Server, tick: Tick, now: float) -> Step:
         case State.BACKOFF | State.QUARANTINED:
             return _start(server, now) if server.gone and now >= server.retry_at else (server, ())
         case State.STARTING | State.ANSWERING:
-            return _tick_start(server, now)
+            return _tick_start(server, tick, now)
         case State.CANARY:
             return _tick_canary(server, tick, now)
         case State.READY:
@@ -305,9 +305,10 @@ def _tick(server: Server, tick: Tick, now: float) -> Step:
     return server, ()
 
 
-def _tick_start(server: Server, now: float) -> Step:
+def _tick_start(server: Server, tick: Tick, now: float) -> Step:
     timing = server.timing
     at = f"{server.phase} {server.percent:.0f}%" if server.phase else "start"
+    at = f"{at}; {tick.said}" if tick.said else at
     if now - server.started_at > timing.start_timeout:
         return _fail(server, _hang(f"not ready after start_timeout = {timing.start_timeout:.0f} s, at {at}"), now)
     limit = timing.phases.get(server.phase, timing.start_timeout)

@@ -211,10 +211,12 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """`busy`: requests are in flight, so silence means something. `blind`: nothing would show that it works."""
+    """`busy`: requests are in flight, so silence means something. `blind`: nothing would show that it works. `said`:
+    what its pages say in place of what is asked, such as HTTP 500; empty where they say nothing."""
 
     busy: bool = False
     blind: bool = False
+    said: str = ""
 
 
 @dataclass(frozen=True, slots=True)

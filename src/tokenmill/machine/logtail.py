@@ -12,6 +12,10 @@ MAX_READ = 1 << 20
 """Bytes read at one look; a log that grows faster is read from its end."""
 
 
+LONGEST = 1 << 16
+"""Bytes of a line that are kept: SGLang's longest, its arguments, has 8 KB, and binary junk may have no end at all."""
+
+
 class LogTail:
     """`lines` are the last whole ones seen."""
 
@@ -35,8 +39,9 @@ class LogTail:
         except OSError:
             return []
         self._at += len(data)
-        *whole, self._rest = re.split(rb"[\r\n]+", self._rest + data)
-        lines = [line.decode("utf-8", "replace") for line in whole if line]
+        *whole, rest = re.split(rb"[\r\n]+", self._rest + data)
+        self._rest = rest[:LONGEST]
+        lines = [line[:LONGEST].decode("utf-8", "replace") for line in whole if line]
         self.lines.extend(lines)
         return lines
 

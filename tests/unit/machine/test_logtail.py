@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tokenmill.machine.logtail import KEPT_LINES, MAX_READ, LogTail, head, size
+from tokenmill.machine.logtail import KEPT_LINES, LONGEST, MAX_READ, LogTail, head, size
 
 
 def test_whole_lines_come_once_and_half_ones_when_they_end(tmp_path: Path) -> None:
@@ -38,3 +38,17 @@ def test_a_flood_is_read_from_its_end_and_little_of_it_is_kept(tmp_path: Path) -
     assert len(lines) <= MAX_READ // 10 + 1
     assert lines[-1] == tail.tail()[-1] == "000299999"
     assert len(tail.tail()) == KEPT_LINES
+
+
+def test_a_line_without_an_end_takes_little_memory_and_the_next_one_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    tail = LogTail(path)
+    with path.open("ab", buffering=0) as log:
+        for _ in range(4):
+            log.write(bytes(MAX_READ))
+            assert tail.read() == []
+            assert sum(map(len, tail.tail())) <= LONGEST
+        log.write(b"\nnext\n")
+        assert [len(line) for line in tail.read()] == [LONGEST, 4]
+        log.write((b"x" * (LONGEST + 1) + b"\n") * 3)
+        assert [len(line) for line in tail.read()] == [LONGEST] * 3
