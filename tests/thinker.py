@@ -1,5 +1,5 @@
 """A model folder whose chat template thinks as Qwen3.6's does: the prompt opens the thought, an answer without one gets
-an empty block, and thoughts of earlier turns are dropped. Its tokenizer takes words, marks and runs of space, one each."""
+an empty block, thoughts of earlier turns are dropped. Its tokens are words, marks and runs of space."""
 
 import re
 from collections.abc import Iterable
@@ -38,11 +38,15 @@ MARKED = TEMPLATE.replace("MARK", "{% generation %}").replace(
 PIECES = re.compile("|".join([*map(re.escape, SPECIAL), r"\w+|[^\w\s]|\s+"]))
 
 
+def words(texts: Iterable[str]) -> list[str]:
+    """The vocabulary, by id."""
+    known = dict.fromkeys(piece for text in ("user assistant system", *texts) for piece in PIECES.findall(text))
+    return list(dict.fromkeys([*SPECIAL, "\n", "\n\n", " ", *known]))
+
+
 def folder(path: Path, texts: Iterable[str], template: str = PLAIN) -> Path:
     """The model; it knows the words of `texts`, and takes all others for one and the same."""
-    words = dict.fromkeys(piece for text in ("user assistant system", *texts) for piece in PIECES.findall(text))
-    space = ["\n", "\n\n", " "]
-    vocabulary = {word: number for number, word in enumerate(dict.fromkeys([*SPECIAL, *space, *words]))}
+    vocabulary = {word: number for number, word in enumerate(words(texts))}
     path.mkdir(parents=True, exist_ok=True)
     models.write(
         path / "tokenizer.json",

@@ -17,7 +17,8 @@ from tokenmill.core.records import Parts, Record
 from tokenmill.errors import UsageError
 from tokenmill.export import export
 from tokenmill.folder import RunFolder, State
-from tokenmill.inspection import Inspection, inspect
+from tokenmill.inspecting.verdict import Inspection
+from tokenmill.inspection import inspect
 from tokenmill.seal import seal
 from tokenmill.store import line_of
 
@@ -128,7 +129,7 @@ def test_cut_off_thoughts_are_good_rows_but_not_most_of_them(tmp_path: Path, cut
     row = {"messages": turns(content=f"<think>\n{THOUGHT}"), "finish_reason": "length"}
     found = looked(tmp_path, [*(numbered(row, n) for n in range(cut)), *(thinking(n) for n in range(30 - cut))])
     assert (found.verdict, found.labels) == (verdict, {"truncated_in_thinking": cut})
-    assert found.closed_thoughts == 1 - cut / 30
+    assert found.closed_thoughts == round(1 - cut / 30, 4)
 
 
 def test_a_thought_in_another_script_is_no_empty_one(tmp_path: Path) -> None:
@@ -227,7 +228,7 @@ def test_what_a_maximum_length_clips_is_told(tmp_path: Path) -> None:
     assert found.clipped["4096"] == {"tokens": round(16 / 12100, 4), "rows": 4, "rows_emptied": 0}
     assert found.clipped["8192"] == {"tokens": 0, "rows": 0, "rows_emptied": 0}
     assert found.lengths == {"p1": 2140, "p50": 4100, "p99": 4100}
-    assert any("maximum length of 2,048 clips 68%" in note for note in found.notes)
+    assert any("maximum length of 2,048 clips 69%" in note for note in found.notes)
 
 
 def test_the_vocabulary_is_counted_over_supervised_tokens_only(tmp_path: Path) -> None:
