@@ -77,7 +77,7 @@ def talks(contents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_c19_empty_thoughts_are_seen_with_and_without_the_model(tmp_path: Path, model: Path, with_model: bool) -> None:
     rows = talks(answer(f"OK. {n}", thought=None if with_model else "") for n in range(200))
     path = jsonl(tmp_path / "set.jsonl", rows)
-    code, found = inspect(path, *(["--model", model] if with_model else []))
+    code, found = inspect(path, *(("--model", model) if with_model else ()))
     assert code == 5
     assert found["labels"]["empty_reasoning"] == 200
     assert found["thoughts"] == {"empty": 200}
@@ -107,7 +107,7 @@ def test_c20_conversations_have_a_mask_without_marks_and_the_trap_is_told(tmp_pa
     assert not any("generation" in note for note in again["notes"])
 
 
-# -- C22: the thought is dropped from history, or left out of the mask --------------------------------------------------
+# -- C22: the thought is dropped from history, or left out of the mask -------------------------------------------------
 def test_c22_thoughts_in_earlier_turns_are_told(tmp_path: Path, model: Path) -> None:
     rows = [
         {"messages": [ASK, answer(f"{n}.", f"{THOUGHT} {n}"), ASK, answer(f"OK. {n}", f"{n} {THOUGHT}")]}
@@ -117,8 +117,8 @@ def test_c22_thoughts_in_earlier_turns_are_told(tmp_path: Path, model: Path) -> 
         code, found = inspect(jsonl(tmp_path / "set.jsonl", rows), *words)
         assert (code, found["verdict"]) == (0, "warn")
         assert found["reasons"] == [
-            "20 of 20 rows (100.0%) hold a thought in an earlier turn, which chat templates drop: make each answer a row "
-            "of its own"
+            "20 of 20 rows (100.0%) hold a thought in an earlier turn, which chat templates drop: make each answer a "
+            "row of its own"
         ]
     assert found["supervised_tokens"]["p50"] == 25 + 8  # the last answer's alone
 

@@ -45,6 +45,7 @@ class Found:
     length: int | None = None
     supervised: int | None = None
     thought_tokens: int | None = None
+    answer_tokens: int | None = None
     characters: int | None = None
     beyond: tuple[int, ...] = ()
     prompt: int | None = None
@@ -61,7 +62,7 @@ def measure(row: Tokens | Talk | Bad, rules: Rules, trainer: Trainer | None) -> 
         return _bad(row)
     if isinstance(row, Tokens):
         return _tokens(row, rules, trainer)
-    if trainer is None:
+    if trainer is None or not row.turns[:-1]:  # without its prompt, a conversation cannot be rendered
         return _talk(row, rules)
     made, kept = trainer.tokens(row)
     if isinstance(made, Bad):
@@ -90,7 +91,7 @@ def _tokens(
             return _bad(Bad(row.name, str(error)))
     else:
         output = None
-    labels, thought = _judge_output(row, output, supervised, rules) if output else ((), None)
+    labels, thought = _judge_output(row, output, rules) if output else ((), None)
     if supervised < SHORT_MASK:
         labels = ("short_mask" if supervised else "empty", *labels)
     return Found(
@@ -101,6 +102,7 @@ def _tokens(
         length,
         supervised,
         output.thought_tokens if output else None,
+        output.tokens - (output.thought_tokens or 0) if output else None,
         None,
         tuple(int(np.count_nonzero(row.mask[cut:])) if length > cut else 0 for cut in CUTS),
         _hash(row.ids[:first].tobytes()) if first else None,
@@ -112,14 +114,14 @@ def _tokens(
     )
 
 
-def _judge_output(row: Tokens, output: Output, supervised: int, rules: Rules) -> tuple[tuple[str, ...], Thought]:
-    """The text behind the mask. Without a finish_reason, one without an end token was cut off (or lost it)."""
-    finish = row.finish if row.finish in ("stop", "length") else "stop" if output.ended else "length"
+def _judge_output(row: Tokens, output: Output, rules: Rules) -> tuple[tuple[str, ...], Thought]:
+    """The text behind the mask. Without a finish_reason, one without an end token was cut off."""
+    finish = row.finish if row.finish in ("stop", "length") else "stop" if output.ended or output.lost else "length"
     thinking = output.opened or OPEN in output.text or CLOSE in output.text
-    completion = Completion(output.text, finish, output_tokens=supervised, reasoning_tokens=_within(output))
+    completion = Completion(output.text, finish, output_tokens=output.tokens, reasoning_tokens=_within(output))
     measured = judge.measure(completion, Reading(thinking, output.opened), rules)
     labels = list(measured.labels)
-    if row.finish == "stop" and not output.ended:
+    if finish == "stop" and not output.ended:
         labels.append("missing_end_token")
     if row.finish == "length" and output.ended:
         labels.append("invented_end_token")
@@ -186,6 +188,7 @@ def measure_record(record: Record, rules: Rules) -> Found:
         length,
         record.output_tokens,
         record.reasoning_tokens if thinking else None,
+        record.output_tokens - (record.reasoning_tokens if thinking else 0),
         None,
         tuple(min(record.output_tokens, max(0, length - cut)) for cut in CUTS),
         _hash(bytes(record.messages)) if record.sample == 0 else None,

@@ -17,6 +17,9 @@ from tokenmill.rows import blocks, files
 BATCH = 256
 """Rows of token ids taken out of a Parquet file at once: 16 MB at 8,000 tokens."""
 
+BUFFER = 1 << 20
+"""Bytes of a column read at once: without it, a row group is read whole, which may be a gigabyte of token ids."""
+
 Sized = tuple[Shape, int]
 """A row and the bytes it took, for the rate that is told."""
 
@@ -57,7 +60,7 @@ def _arrays(file: Path, kind: str) -> Iterator[Sized]:
 
     wanted = ("id", "input_ids", kind, "finish_reason", "text")
     try:
-        with pq.ParquetFile(file) as table:
+        with pq.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False) as table:
             there = [name for name in table.schema_arrow.names if name in wanted]
             number = 0
             for batch in table.iter_batches(batch_size=BATCH, columns=there):

@@ -1,7 +1,7 @@
 """One row of a training set, whatever its shape: token ids with a mask, or a conversation. Pure; never raises.
 
 Shapes are told by their fields, and a row that fits none says which fields it has. Ids and masks are read as arrays
-straight from their bytes: as Python numbers, 4,000 tokens would take 1.5 ms.
+straight from their bytes.
 """
 
 from collections.abc import Iterable
@@ -20,9 +20,6 @@ Mask = npt.NDArray[np.bool_]
 
 MAX_ID = 1 << 22
 """Token ids are smaller: the largest vocabularies have 260,000."""
-
-SMALL = 512
-"""Bytes of a list up to which msgspec reads its numbers faster than a dozen array operations do."""
 
 IGNORED = -100
 """What `labels` hold where nothing is trained, in transformers and all that stands on it."""
@@ -112,7 +109,6 @@ MASKS = ("loss_mask", "completion_mask", "assistant_masks", "labels")
 _row = msgspec.json.Decoder(_Row)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _turns = msgspec.json.Decoder(list[dict[str, Any]])
-_numbers = msgspec.json.Decoder(list[int])
 _any = msgspec.json.Decoder()
 
 
@@ -175,33 +171,16 @@ def tokens(
 
 
 def numbers(raw: bytes) -> npt.NDArray[np.int64] | None:
-    """A JSON list of whole numbers; None where it is anything else."""
-    if len(raw) > SMALL:
-        data = raw.translate(None, b" \n\r\t")
-        if data[:1] == b"[" and not data[1:-1].translate(None, b"0123456789,"):
-            found = _from_digits(data)
-            if found is not None:
-                return found
-    try:
-        return np.array(_numbers.decode(raw), dtype=np.int64)
-    except (*UNREADABLE, OverflowError):
-        return None
+    """A JSON list of whole numbers; None where it is anything else. Beyond 64 bits, the largest number there is.
 
-
-def _from_digits(data: bytes) -> npt.NDArray[np.int64] | None:
-    """Of a list that holds digits and commas only: the last digits of all numbers at once, then those before them."""
-    text = np.frombuffer(data, np.uint8)
-    ends = np.flatnonzero(text == ord(","))
-    ends = np.append(ends, len(text) - 1)
-    lengths = np.diff(ends, prepend=0) - 1
-    longest = int(lengths.max())
-    if longest > 9:
+    That it is JSON was checked with its row. numpy takes 0.1 ms for 4,000 ids, as Python numbers they take 0.3 ms.
+    """
+    data = raw.translate(None, b" \n\r\t")
+    if data == b"[]":
+        return np.zeros(0, dtype=np.int64)
+    if data[:1] != b"[" or data[1:-1].translate(None, b"-0123456789,"):
         return None
-    values = (text[ends - 1] - ord("0")).astype(np.int64)
-    for place in range(1, longest):
-        there = lengths > place
-        values += np.where(there, (text[ends - 1 - place * there] - ord("0")).astype(np.int64) * 10**place, 0)
-    return values
+    return np.fromstring(data[1:-1], dtype=np.int64, sep=",")
 
 
 def flags(raw: bytes) -> Mask | None:

@@ -127,7 +127,8 @@ class Tally:
         supervised = found.supervised or 0
         if found.thought_tokens is not None:
             self.thought_tokens[found.thought_tokens] += 1
-            self.answer_tokens[max(0, supervised - found.thought_tokens)] += 1
+        if found.answer_tokens is not None:
+            self.answer_tokens[found.answer_tokens] += 1
         if length <= CUTS[0]:
             return
         for number, (cut, behind) in enumerate(zip(CUTS, found.beyond, strict=True)):

@@ -25,13 +25,16 @@ PROBED_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What is supervised, as text without its end token. `ended`: it has one; `opened`: the prompt holds `<think>`.
+    """The last stretch of supervised tokens: its text without the end token, its tokens with it.
 
+    `ended`: it has an end token; `lost`: that stands right behind the mask; `opened`: the prompt holds `<think>`.
     `thought_tokens` are those in front of `</think>`, None where there is none.
     """
 
     text: str
+    tokens: int
     ended: bool
+    lost: bool
     opened: bool
     thought_tokens: int | None
 
@@ -94,7 +97,11 @@ class Trainer:
         text = self._decoded(ids[:-1] if ended else ids)
         opened = self._open is not None and self._open in row.ids[max(0, start - 2) : start]
         closed = int((ids == self._close).argmax()) if self._close in ids else None
-        return Output(text, ended, opened, closed)
+        return Output(text, len(ids), ended, not ended and self._is_lost(row.ids[stop : stop + 2]), opened, closed)
+
+    def _is_lost(self, behind: Ids) -> bool:
+        """Whether one end token follows: several are padding, behind an output that may have been cut off."""
+        return [int(one) in self._ends for one in behind] in ([True], [True, False])
 
     def _decoded(self, ids: Ids) -> str:
         with boundary("decoding"):

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.unit.inspecting.strange import ANSWER, ROWS
 from tokenmill.core.judge import Rules
 from tokenmill.inspecting.measuring import measure
-from tokenmill.inspecting.shapes import MAX_ID, SMALL, Bad, Talk, Tokens, flags, numbers, read
+from tokenmill.inspecting.shapes import MAX_ID, Bad, Talk, Tokens, flags, numbers, read
 from tokenmill.inspecting.tally import Tally
 from tokenmill.inspecting.verdict import conclude
 
@@ -20,7 +21,7 @@ def row(**fields: Any) -> Any:
 
 
 # -- lists of numbers --------------------------------------------------------------------------------------------------
-LISTS = st.lists(st.integers(0, 10**9 - 1) | st.integers(0, 300_000), max_size=300)
+LISTS = st.lists(st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 300_000), max_size=300)
 
 
 @settings(deadline=None)
@@ -32,20 +33,19 @@ def test_numbers_are_read_as_json_reads_them(values: list[int], comma: str) -> N
     assert found.tolist() == values
 
 
-ODD = [b"[[1,2],3]", b'["1"]', b"[1.5]", b"null", b"{}", b"7", b"[1,null]", b"[true]", b"[-3]", b"[%d]" % (1 << 80)]
+ODD = [b"[[1,2],3]", b'["1"]', b"[1.5]", b"[1e3]", b"null", b"{}", b"7", b"[1,null]", b"[true]"]
 
 
 @pytest.mark.parametrize("raw", ODD)
-@pytest.mark.parametrize("long", [False, True])
-def test_what_is_no_list_of_whole_numbers_is_none(raw: bytes, long: bool) -> None:
-    padded = raw.replace(b"]", b"," + b",".join([b"1"] * SMALL) + b"]") if long and b"]" in raw else raw
-    try:
-        wanted = json.loads(padded)
-        whole = isinstance(wanted, list) and all(type(v) is int and abs(v) < 1 << 63 for v in wanted)
-    except ValueError:
-        whole = False
-    found = numbers(padded)
-    assert (None if found is None else found.tolist()) == (wanted if whole else None)
+def test_what_is_no_list_of_whole_numbers_is_none(raw: bytes) -> None:
+    assert numbers(raw) is None
+
+
+@pytest.mark.parametrize("value", [1 << 63, 1 << 80, -(1 << 80)])
+def test_numbers_beyond_64_bits_are_no_tokens(value: int) -> None:
+    found = row(input_ids=[1, value], loss_mask=[0, 1])
+    assert isinstance(found, Bad)
+    assert "no such token" in found.why
 
 
 @given(st.lists(st.booleans(), max_size=60), st.sampled_from([int, bool]))
@@ -77,9 +77,6 @@ def test_token_ids_with_any_mask(mask: dict[str, Any]) -> None:
     assert isinstance(found, Tokens)
     assert (found.name, found.ids.tolist(), found.mask.tolist()) == ("a", [7, 8, 9], [False, False, True])
     assert found.finish == "length"
-
-
-ANSWER = {"role": "assistant", "content": "Yes."}
 
 
 @pytest.mark.parametrize(
@@ -145,45 +142,6 @@ def test_ids_no_vocabulary_has_are_named() -> None:
 
 
 # -- anything ----------------------------------------------------------------------------------------------------------
-LEAVES = st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=8)
-ANYTHING = st.recursive(
-    LEAVES, lambda more: st.lists(more, max_size=3) | st.dictionaries(st.text(max_size=4), more, max_size=3)
-)
-IDS = st.lists(st.integers(0, 9), max_size=6)
-TURN = st.fixed_dictionaries(
-    {},
-    optional={
-        "role": st.sampled_from(["user", "assistant", "gpt"]) | LEAVES,
-        "from": st.sampled_from(["human", "gpt"]) | LEAVES,
-        "content": st.sampled_from(["", "<think>", "</think>", "a</think>b"]) | ANYTHING,
-        "value": ANYTHING,
-        "reasoning_content": ANYTHING,
-        "tool_calls": ANYTHING,
-    },
-)
-TURNS = st.lists(TURN, max_size=3) | ANYTHING
-ROWS = st.fixed_dictionaries(
-    {},
-    optional={
-        "id": ANYTHING,
-        "custom_id": st.text(max_size=2) | ANYTHING,
-        "input_ids": IDS | ANYTHING,
-        "loss_mask": st.lists(st.integers(0, 1), max_size=6) | ANYTHING,
-        "labels": st.lists(st.sampled_from([-100, 3]), max_size=6) | ANYTHING,
-        "messages": TURNS,
-        "conversations": TURNS,
-        "prompt": TURNS | st.text(max_size=3),
-        "completion": TURNS | st.text(max_size=3),
-        "response": st.fixed_dictionaries({"body": st.fixed_dictionaries({"choices": ANYTHING, "usage": ANYTHING})})
-        | ANYTHING,
-        "finish_reason": st.sampled_from(["stop", "length"]) | ANYTHING,
-        "metadata": ANYTHING,
-        "tools": ANYTHING,
-        "text": ANYTHING,
-    },
-)
-
-
 def looked(data: bytes) -> None:
     """A row by itself: read, measured, added up, concluded."""
     tally = Tally(Rules())

@@ -1,18 +1,21 @@
 """With the model's tokenizer: what a trainer makes of a row, to the token, thought and answer apart."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from tests import thinker
+from tests.unit.inspecting.strange import ROWS
 from tests.unit.make import jsonl
 from tokenmill.core.judge import Rules
 from tokenmill.errors import UsageError
 from tokenmill.inspecting.measuring import Found, measure
-from tokenmill.inspecting.shapes import Talk, Tokens
+from tokenmill.inspecting.shapes import Talk, Tokens, read
 from tokenmill.inspecting.trainer import Trainer
 from tokenmill.inspecting.verdict import Inspection
 from tokenmill.inspection import inspect
@@ -146,6 +149,34 @@ def test_pretokenised_rows_are_judged_by_the_text_behind_their_mask(
 ) -> None:
     one = found(tokenised(prompt, output, finish), trainer)
     assert (one.thought, set(one.labels)) == (thought, labels)
+
+
+@pytest.mark.parametrize(
+    ("behind", "lost"), [("<|im_end|>", True), ("<|im_end|>\n", True), ("<|im_end|><|im_end|>", False)]
+)
+def test_an_end_token_right_behind_the_mask_was_lost_unless_it_is_padding(
+    trainer: Trainer, behind: str, lost: bool
+) -> None:
+    row = tokenised(OPENED, f"{LONG}</think>Yes.")
+    more = ids(behind)
+    longer = Tokens(
+        "t", np.concatenate([row.ids, more]), np.concatenate([row.mask, np.zeros(len(more), dtype=np.bool_)])
+    )
+    assert set(found(longer, trainer).labels) == {"missing_end_token" if lost else "truncated_in_answer"}
+
+
+def test_an_answer_without_its_prompt_is_judged_by_its_text(trainer: Trainer) -> None:
+    row = Talk("b", [{"role": "assistant", "content": "Yes."}], "Yes.", LONG, tokens=44)
+    one = found(row, trainer)
+    assert (one.labels, one.supervised, one.length, one.characters) == ((), 44, None, len(LONG) + 23)
+
+
+@settings(deadline=None, max_examples=300)
+@given(ROWS)
+def test_no_row_is_a_crash(trainer: Trainer, fields: dict[str, Any]) -> None:
+    row = read("f:1", json.dumps(fields).encode("utf-8", "surrogatepass"))
+    one = measure(row, Rules(), trainer)
+    assert one.supervised is None or one.length is None or 0 <= one.supervised <= one.length
 
 
 # -- sets --------------------------------------------------------------------------------------------------------------
