@@ -4,6 +4,7 @@ Where there is text, it is judged by the same rules as in a run. Without a token
 and the tokens of a text are not, either: such counts are None, never guessed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,7 +17,7 @@ from tokenmill.core.judge import CLOSE, OPEN, Reading, Rules, Verdict
 from tokenmill.core.records import NULL, Completion, Record
 from tokenmill.engines.base import text_of_fields
 from tokenmill.errors import PluginError
-from tokenmill.inspecting.shapes import Bad, Ids, Talk, Tokens, numbers
+from tokenmill.inspecting.shapes import Bad, Ids, Shape, Talk, Tokens, numbers
 from tokenmill.inspecting.trainer import Output, Trainer
 
 SHORT_MASK = 16
@@ -56,15 +57,24 @@ class Found:
     whole: bool = False
 
 
-def measure(row: Tokens | Talk | Bad, rules: Rules, trainer: Trainer | None) -> Found:
-    """Any row. Without a trainer, what only a tokenizer can tell is left open."""
-    if isinstance(row, Bad):
-        return _bad(row)
-    if isinstance(row, Tokens):
-        return _tokens(row, rules, trainer)
-    if trainer is None or not row.turns[:-1]:  # without its prompt, a conversation cannot be rendered
-        return _talk(row, rules)
-    made, kept = trainer.tokens(row)
+def measure(rows: Sequence[Shape], rules: Rules, trainer: Trainer | None) -> list[Found]:
+    """Some rows, in their order. Without a trainer, what only a tokenizer can tell is left open."""
+    # Without its prompt, a conversation cannot be rendered.
+    talks = [row for row in rows if isinstance(row, Talk) and row.turns[:-1]] if trainer else []
+    made = iter(trainer.tokens(talks) if trainer and talks else ())
+    found = []
+    for row in rows:
+        if isinstance(row, Talk):
+            found.append(
+                _trained(row, *next(made), rules, trainer) if trainer and row.turns[:-1] else _talk(row, rules)
+            )
+        else:
+            found.append(_tokens(row, rules, trainer) if isinstance(row, Tokens) else _bad(row))
+    return found
+
+
+def _trained(row: Talk, made: Tokens | Bad, kept: bool, rules: Rules, trainer: Trainer) -> Found:
+    """A conversation as a trainer renders it; `kept`: with its thought."""
     if isinstance(made, Bad):
         return _bad(made)
     found = _tokens(made, rules, trainer, shape="conversation")

@@ -24,6 +24,9 @@ MAX_ID = 1 << 22
 IGNORED = -100
 """What `labels` hold where nothing is trained, in transformers and all that stands on it."""
 
+KEPT_BYTES = 2000
+"""Of a row that cannot be used, to show it."""
+
 SHAPES = (
     "input_ids with loss_mask (or completion_mask, assistant_masks, labels)",
     "messages",
@@ -121,7 +124,7 @@ def read(place: str, data: bytes) -> Shape:
             return _tokens(name, row, kind)
         return _talk(name, row) or _unknown(name, data)
     except UNREADABLE as error:
-        return Bad(place, f"it cannot be read: {error}", data)
+        return Bad(place, f"it cannot be read: {error}", data[:KEPT_BYTES])
 
 
 def _name(place: str, row: _Row) -> str:
@@ -135,7 +138,7 @@ def _name(place: str, row: _Row) -> str:
 
 def _unknown(name: str, data: bytes) -> Bad:
     fields = tuple(_fields.decode(data))
-    return Bad(name, f"its shape is not known; its fields: {', '.join(fields) or 'none'}", data, fields)
+    return Bad(name, f"its shape is not known; its fields: {', '.join(fields) or 'none'}", data[:KEPT_BYTES], fields)
 
 
 # -- token ids and masks -----------------------------------------------------------------------------------------------
@@ -206,13 +209,13 @@ def _talk(name: str, row: _Row) -> Talk | Bad | None:
     elif row.custom_id != NULL and row.response != NULL:
         choice, counted = _choice(_any.decode(row.response))
         if choice is None:
-            return Bad(name, "its response holds no choice", bytes(row.response))
+            return Bad(name, "its response holds no choice", bytes(row.response)[:KEPT_BYTES])
         turns, finish = [choice.get("message") or {}], finish or choice.get("finish_reason")
     else:
         return None
     normal = [_turn(turn) for turn in turns]
     if not normal or normal[-1]["role"] != "assistant":
-        return Bad(name, "its last turn is no assistant's", bytes(row.messages if row.messages != NULL else NULL))
+        return Bad(name, "its last turn is no assistant's", bytes(row.messages)[:KEPT_BYTES])
     last = turns[-1]
     fields = [field for field in _THOUGHTS if field in last]
     found = next((field for field in fields if isinstance(last[field], str) and last[field]), "")

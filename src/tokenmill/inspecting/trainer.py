@@ -5,6 +5,7 @@ boundary of prompt and completion, not the template's marks, which most template
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from tokenmill.machine import modelfiles
 from tokenmill.render import load_tokenizer
 
 _MARKS = re.compile(r"\{%-?\s*generation\b")
+
+_NEEDS = "name the folder that holds tokenizer.json"
 
 PROBED_CHARS = 200
 """Of a thought, to see whether it was rendered: templates strip its ends."""
@@ -39,17 +42,28 @@ class Output:
     thought_tokens: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A conversation as text; the answer begins at `start`."""
+
+    text: str
+    start: int
+
+
 class Trainer:
     """A model's tokenizer and chat template. `marked`: the template has {% generation %} marks."""
 
     def __init__(self, model: Path) -> None:
         if not model.is_dir():
-            raise UsageError(f"--model {model}: no such folder", fix="name the folder that holds tokenizer.json")
+            raise UsageError(f"--model {model}: no such folder", fix=_NEEDS)
         try:
             with boundary(f"loading the tokenizer of {model}"):
                 self._tokenizer: Any = load_tokenizer(model)
         except PluginError as error:
-            raise UsageError(str(error), fix="name the folder that holds tokenizer.json") from error
+            raise UsageError(str(error), fix=_NEEDS) from error
+        self._backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
+        if self._backend is None:
+            raise UsageError(f"the tokenizer of {model} cannot tell where its tokens lie in a text", fix=_NEEDS)
         self.name = model.name
         self.template: str = self._tokenizer.chat_template or ""
         self.marked = bool(_MARKS.search(self.template))
@@ -60,25 +74,40 @@ class Trainer:
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids[0] if len(ids) == 1 else None
 
-    def tokens(self, talk: Talk) -> tuple[Tokens | Bad, bool]:
-        """A conversation as it is trained, and whether its thought is in it. A row that the template refuses is bad."""
+    def tokens(self, talks: Sequence[Talk]) -> "list[tuple[Tokens | Bad, bool]]":
+        """Conversations as they are trained, each with whether its thought is in it; one that the template refuses is
+        bad. All at once, since the tokenizer then uses every core."""
+        rendered = [self._render(talk) for talk in talks]
+        texts = [one.text for one in rendered if isinstance(one, _Rendered)]
+        with boundary("the tokenizer"):
+            encoded = iter(self._backend.encode_batch(texts, add_special_tokens=False))
+        return [
+            (one, True) if isinstance(one, Bad) else self._masked(talk, one, next(encoded))
+            for talk, one in zip(talks, rendered, strict=True)
+        ]
+
+    def _render(self, talk: Talk) -> "_Rendered | Bad":
         if not self.template:
-            return Bad(talk.name, f"{self.name} has no chat template"), True
+            return Bad(talk.name, f"{self.name} has no chat template")
         try:
             with boundary("the chat template"):
                 whole = self._rendered(talk.turns, talk.tools, generate=False)
-                before = self._rendered(talk.turns[:-1], talk.tools, generate=True) if talk.turns[:-1] else ""
-                if not whole.startswith(before):  # a thought that the template opens by itself, for one
-                    before = _common(whole, before)
-                found = self._tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
+                before = self._rendered(talk.turns[:-1], talk.tools, generate=True)
         except PluginError as error:
-            return Bad(talk.name, str(error)), True
-        ids = np.array(found["input_ids"], dtype=np.int32)
-        offsets = np.array(found["offset_mapping"], dtype=np.int64).reshape(-1, 2)
-        end = len(whole.rstrip())  # the newline behind the end token is the template's: no model writes it
-        mask = (offsets[:, 0] >= len(before)) & (offsets[:, 0] < end)
+            return Bad(talk.name, str(error))
+        # Templates that open a thought in the prompt may leave it out of the whole.
+        start = len(before) if whole.startswith(before) else _common(whole, before)
+        return _Rendered(whole, start)
+
+    def _masked(self, talk: Talk, rendered: "_Rendered", encoded: Any) -> tuple[Tokens, bool]:
+        text, start = rendered.text, rendered.start
+        ids = np.array(encoded.ids, dtype=np.int32)
+        # The newline behind the end token is the template's: no model writes it.
+        first, end = _token_at(encoded, start, len(ids)), _token_at(encoded, len(text.rstrip()), len(ids))
+        mask = np.zeros(len(ids), dtype=np.bool_)
+        mask[first:end] = True
         thought = (talk.thought or "").strip()[:PROBED_CHARS]
-        return Tokens(talk.name, ids, mask, talk.finish), thought in whole[len(before) :]
+        return Tokens(talk.name, ids, mask, talk.finish), thought in text[start:]
 
     def _rendered(self, turns: list[dict[str, Any]], tools: Any, *, generate: bool) -> str:
         text: str = self._tokenizer.apply_chat_template(
@@ -109,7 +138,15 @@ class Trainer:
             return text
 
 
-def _common(one: str, other: str) -> str:
-    """The beginning that two texts share."""
+def _common(one: str, other: str) -> int:
+    """How many characters two texts share at their beginning."""
     length = min(len(one), len(other))
-    return one[: next((at for at in range(length) if one[at] != other[at]), length)]
+    return next((at for at in range(length) if one[at] != other[at]), length)
+
+
+def _token_at(encoded: Any, at: int, count: int) -> int:
+    """The first token that begins at or behind a character: one that begins in front of it belongs to what is there."""
+    token = encoded.char_to_token(at)
+    if token is None:  # behind the last one, or a character that the tokenizer drops
+        return next((number for number, (start, _) in enumerate(encoded.offsets) if start >= at), count)
+    return int(token) + int(encoded.token_to_chars(token)[0] < at)

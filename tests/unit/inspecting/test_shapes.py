@@ -145,7 +145,7 @@ def test_ids_no_vocabulary_has_are_named() -> None:
 def looked(data: bytes) -> None:
     """A row by itself: read, measured, added up, concluded."""
     tally = Tally(Rules())
-    tally.add(measure(read("f:1", data), Rules(), None))
+    tally.add(measure([read("f:1", data)], Rules(), None)[0])
     found = conclude(tally, None)
     assert found.rows == 1
     assert found.verdict in ("pass", "warn", "fail")

@@ -45,7 +45,7 @@ def talk(
 
 
 def found(row: Talk | Tokens, trainer: Trainer) -> Found:
-    return measure(row, Rules(), trainer)
+    return measure([row], Rules(), trainer)[0]
 
 
 WORDS = 2 * 9 * 2 - 1
@@ -55,7 +55,7 @@ TAIL = ["\n", "</think>", "\n\n", "Yes", ".", "<|im_end|>"]
 
 
 def test_a_conversation_trains_thought_closing_tag_answer_and_end_token(trainer: Trainer) -> None:
-    made, kept = trainer.tokens(talk())
+    made, kept = trainer.tokens([talk()])[0]
     assert isinstance(made, Tokens)
     assert kept
     assert int(made.mask.sum()) == WORDS + len(TAIL)
@@ -91,7 +91,7 @@ def test_an_answer_without_a_thought_gets_an_empty_block_and_trains_hardly_anyth
 
 def test_each_answer_of_a_conversation_is_judged_as_the_template_leaves_it(trainer: Trainer) -> None:
     turns = [ASK, {"role": "assistant", "content": "Yes.", "reasoning_content": THOUGHT}, ASK]
-    made, _ = trainer.tokens(talk(turns=turns))
+    made, _ = trainer.tokens([talk(turns=turns)])[0]
     assert isinstance(made, Tokens)
     assert THOUGHT not in trainer.output(made).text.replace(LONG, "")
     assert int(made.mask.sum()) == WORDS + 6  # of the last answer only
@@ -175,7 +175,7 @@ def test_an_answer_without_its_prompt_is_judged_by_its_text(trainer: Trainer) ->
 @given(ROWS)
 def test_no_row_is_a_crash(trainer: Trainer, fields: dict[str, Any]) -> None:
     row = read("f:1", json.dumps(fields).encode("utf-8", "surrogatepass"))
-    one = measure(row, Rules(), trainer)
+    one = measure([row], Rules(), trainer)[0]
     assert one.supervised is None or one.length is None or 0 <= one.supervised <= one.length
 
 
