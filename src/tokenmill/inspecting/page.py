@@ -1,17 +1,19 @@
 """An inspection for a person: the verdict and its reasons first, then figures, then examples as they are, escaped."""
 
 from collections.abc import Iterator
+from textwrap import wrap
 
 from tokenmill.inspecting.verdict import Inspection
 
 BAR = 30
+WIDTH = 100
 
 
 def shown(found: Inspection) -> Iterator[str]:
     """The lines."""
     yield f"{found.verdict.upper()}: {found.rows:,} rows"
-    yield from (f"  {reason}" for reason in found.reasons)
-    yield from (f"  note: {note}" for note in found.notes)
+    for text in (*found.reasons, *(f"note: {note}" for note in found.notes)):
+        yield from wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
     yield ""
     for label, count in found.labels.items():
         yield f"  {label:24}{count:>12,}  {count / found.rows:.1%}"

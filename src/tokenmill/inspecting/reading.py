@@ -70,13 +70,22 @@ def _arrays(file: Path, kind: str) -> Iterator[Sized]:
                     number += 1
                     size = sum(0 if part is None else part.nbytes for part in (own, mark))
                     place = f"{file.name}:{number}" if name is None else str(name)
-                    yield tokens(place, own, _mask(mark, kind), kind, finish=finish, text=text or ""), size
+                    yield (
+                        tokens(place, own, _mask(mark, kind), kind, finish=_word(finish), text=_word(text) or ""),
+                        size,
+                    )
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is damaged: {error}") from error
 
 
-def _texts(batch: Any, name: str) -> list[Any]:
-    return batch.column(name).to_pylist() if name in batch.schema.names else [None] * batch.num_rows
+def _texts(batch: Any, name: str) -> list[str | int | None]:
+    """A column of names or words; None where it holds anything else."""
+    found = batch.column(name).to_pylist() if name in batch.schema.names else [None] * batch.num_rows
+    return [one if isinstance(one, str | int) else None for one in found]
+
+
+def _word(value: str | int | None) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _lists(column: Any) -> Iterator[npt.NDArray[np.int64] | None]:

@@ -106,7 +106,8 @@ class Trainer:
         first, end = _token_at(encoded, start, len(ids)), _token_at(encoded, len(text.rstrip()), len(ids))
         mask = np.zeros(len(ids), dtype=np.bool_)
         mask[first:end] = True
-        thought = (talk.thought or "").strip()[:PROBED_CHARS]
+        inline = talk.content.partition(CLOSE)[0].rpartition(OPEN)[2] if CLOSE in talk.content else ""
+        thought = (talk.thought or inline).strip()[:PROBED_CHARS]
         return Tokens(talk.name, ids, mask, talk.finish), thought in text[start:]
 
     def _rendered(self, turns: list[dict[str, Any]], tools: Any, *, generate: bool) -> str:

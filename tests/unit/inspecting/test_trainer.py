@@ -102,6 +102,8 @@ def test_a_thought_that_the_template_does_not_render_is_told(tmp_path: Path) -> 
     deaf = thinker.folder(tmp_path, TEXTS, thinker.PLAIN.replace("m.reasoning_content or ''", "''"))
     one = found(talk(), Trainer(deaf))
     assert set(one.labels) == {"thought_dropped", "short_mask", "empty_reasoning"}
+    bare = thinker.folder(tmp_path, TEXTS, "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}")
+    assert "thought_dropped" in found(talk(f"<think>{LONG}</think>Yes.", None), Trainer(bare)).labels
 
 
 def test_a_cut_off_answer_gets_an_end_token_that_nobody_wrote(trainer: Trainer) -> None:
