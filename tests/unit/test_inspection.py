@@ -18,7 +18,7 @@ from tokenmill.errors import UsageError
 from tokenmill.export import export
 from tokenmill.folder import RunFolder, State
 from tokenmill.inspecting.verdict import Inspection
-from tokenmill.inspection import inspect
+from tokenmill.inspection import inspect, inspect_any
 from tokenmill.seal import seal
 from tokenmill.store import line_of
 
@@ -322,6 +322,24 @@ def test_a_run_is_judged_by_all_its_ended_records(run: RunFolder) -> None:
 
 def test_a_run_is_judged_by_its_own_rules(run: RunFolder) -> None:
     assert inspect(run.path, Rules(max_repetition=100.0)).labels == {"aborted": 1}
+
+
+def test_a_run_is_named_by_its_folder_or_its_config(run: RunFolder, tmp_path: Path) -> None:
+    text = f'name = "{run.path.name}"\n[model]\npath = "m"\n[prompts]\npath = "p"\n[judge]\nmax_repetition = 100.0\n'
+    config = tmp_path / "run.toml"
+    config.write_text(f'{text}[output]\ndir = "{tmp_path}"\n')
+    run.config.write_text(config.read_text())
+    for data in (run.path, config):
+        assert inspect_any(data, None, lambda text: None).labels == {"aborted": 1}
+
+
+def test_a_runs_records_tell_more_than_text(run: RunFolder) -> None:
+    found = inspect(run.path)
+    assert (found.shapes, found.notes) == ({"record": 10}, [])
+    assert (found.thoughts, found.closed_thoughts) == ({"closed": 8, "open": 1}, round(8 / 9, 4))
+    assert found.lengths == {"p1": 43, "p50": 43, "p99": 43}
+    assert found.thought_tokens == {"p1": 20, "p50": 20, "p99": 20}
+    assert found.vocabulary == {"tokens": 36, "distinct": 4, "top_32k": 1.0}
 
 
 @pytest.mark.parametrize(("form", "file"), [("messages", "messages.jsonl"), ("parquet", ""), ("parquet", "data")])

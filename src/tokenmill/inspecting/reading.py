@@ -44,7 +44,7 @@ def names(path: Path) -> list[str]:
 
     try:
         return list(pq.read_schema(path).names)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is damaged: {error}") from error
 
 

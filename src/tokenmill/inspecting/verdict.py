@@ -233,7 +233,7 @@ def _notes(
         yield "thoughts, loops and end tokens inside token ids are not known without a tokenizer: --model PATH"
     if marked is None and found.shapes["conversation"]:
         yield "what is supervised of conversations, and how many tokens, is not known without a tokenizer: --model PATH"
-    if marked is False:
+    if marked is False and found.shapes["conversation"]:
         yield (
             "the model's chat template has no {% generation %} marks: trainers that make the mask by them (TRL's "
             "assistant_only_loss) would train nothing; here the mask is what follows the prompt"

@@ -1,5 +1,7 @@
 """Token ids in Parquet files, as arrays: what stands there, whatever the columns' types; and damage is told."""
 
+import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +88,18 @@ def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UsageError, match="damaged"):
         rows(path)
+
+
+def test_no_harmed_file_is_a_crash(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    path = written(tmp_path / "a.parquet", id=["x", "y"], input_ids=IDS, loss_mask=MARKS)
+    whole = path.read_bytes()
+    for _ in range(150):
+        harmed = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            harmed[chance.randrange(len(harmed))] = chance.randrange(256)
+        path.write_bytes(harmed)
+        with suppress(UsageError):
+            rows(path)
