@@ -231,19 +231,17 @@ def inspect(
     data: Annotated[
         Path, typer.Argument(metavar="DATA", help=".jsonl, .jsonl.zst, .parquet, a folder, a run folder or its config.")
     ],
+    model: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="A model folder: its tokenizer and template tell more."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Is this dataset worth training on? Exit code 5 where it is not."""
-    from tokenmill.config import rules_of
-    from tokenmill.configfile import load
-    from tokenmill.folder import RunFolder
-    from tokenmill.inspection import inspect as look
-    from tokenmill.inspection import shown
-    from tokenmill.servers import folder_of
+    from tokenmill.inspecting.page import shown
+    from tokenmill.inspection import inspect_any
 
-    data = folder_of(data).path if data.suffix == ".toml" else data
-    config = RunFolder(data).config
-    found = look(data, rules_of(load(config)) if config.exists() else None)
+    found = inspect_any(data, model, _say)
     if as_json:
         _print_json(found)
     else:
