@@ -205,8 +205,7 @@ class Signs:
         if now - look.counted_at > CLOSE_LOOK_S:
             look = replace(look, members=self._count(CLOSE_LOOK_S), counted_at=now)
         dead = evidence.abandoned(look.members) if work.cores < evidence.SLEEPING else ()
-        is_sure = old is not None and old.waiting == old.lasting and not dead
-        if is_sure and now - last.closer_at < self._closer_s:
+        if old is not None and old.is_sure and not dead and now - last.closer_at < self._closer_s:
             return replace(look, moment=replace(look.moment, closer=old), closer_at=last.closer_at)
         closer = evidence.confirmed(old, evidence.look_closer(tuple(look.members.living)), work)
         moment = replace(look.moment, closer=closer)

@@ -52,12 +52,20 @@ class Used:
 class Closer:
     """A closer look, which is dear: `waiting` are the threads that wait for a file system, by thread id, `lasting`
     those of them that do so for longer than a moment; `asleep` says that all threads sleep; `stopped`, that a signal
-    has stopped some process."""
+    has stopped some process. `runnable` are those that have a processor or wait for one, `starved` those found so twice
+    though the server got next to nothing: others use the processors."""
 
     waiting: frozenset[int]
     asleep: bool
     stopped: bool = False
     lasting: frozenset[int] = frozenset()
+    runnable: frozenset[int] = frozenset()
+    starved: frozenset[int] = frozenset()
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether what was found was found twice: another look so soon would say the same."""
+        return self.waiting == self.lasting and self.runnable == self.starved
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What was done between two readings. `waiting` are threads that waited for a file system all the while."""
+    """What was done between two readings. `waiting` are threads that waited for a file system all the while, `starved`
+    those that waited for a processor."""
 
     seconds: float
     cores: float
@@ -80,6 +89,7 @@ class Work:
     read_mb_s: float = 0.0
     grown_mb_s: float = 0.0
     waiting: int = 0
+    starved: int = 0
     card_percent: int | None = None
     card_mb_s: float = 0.0
 
@@ -94,7 +104,7 @@ class Work:
 
     @property
     def is_idle(self) -> bool:
-        return not self.computes and not self.loads
+        return not self.computes and not self.loads and not self.starved
 
     @property
     def mb_s(self) -> float:
@@ -105,6 +115,8 @@ class Work:
         """For a person; `source` is where the model is loaded from. Empty where nothing was done."""
         if self.is_idle:
             return ""
+        if not self.computes and not self.loads:
+            return f"waiting for a processor: it got {self.cores:.2f} cores, others use the rest"
         if not self.computes:
             return f"waiting for {source}: {self.mb_s:.0f} MB/s"
         parts = [f"{self.cores:.1f} cores"]
@@ -137,6 +149,7 @@ def between(before: Reading, after: Reading) -> Work:
         read_mb_s=max(0, read) / seconds / 1e6,
         grown_mb_s=max(0, grown) / seconds / 1e6,
         waiting=len(after.closer.lasting) if after.closer else 0,
+        starved=len(after.closer.starved) if after.closer else 0,
         card_percent=after.cards.percent if after.cards else None,
         card_mb_s=max(0, moved) / seconds / 1e6,
     )
@@ -144,7 +157,8 @@ def between(before: Reading, after: Reading) -> Work:
 
 def confirmed(before: Closer | None, now: Closer, work: Work) -> Closer:
     """A closer look after an earlier one. One look may meet a thread in a moment's write to a log: it waits for longer
-    where it is found again, or where something came meanwhile."""
+    where it is found again, or where something came meanwhile. So for a poll's moment on a processor."""
+    now = replace(now, starved=now.runnable & before.runnable if before else frozenset())
     if work.faults_s > 0 or work.grown_mb_s > 0:
         return replace(now, lasting=now.waiting)
     return replace(now, lasting=now.waiting & before.waiting if before else frozenset())
@@ -168,7 +182,7 @@ def _bytes_read(pid: int) -> int:
 
 def look_closer(living: Sequence[ProcessId]) -> Closer:
     """Looks at every thread of these processes; some have hundreds."""
-    waiting, asleep, stopped = set(), True, False
+    waiting, runnable, asleep, stopped = set(), set(), True, False
     for process in living:
         for thread in _threads(process.pid):
             of_thread = f"/proc/{process.pid}/task/{thread}"
@@ -177,8 +191,10 @@ def look_closer(living: Sequence[ProcessId]) -> Closer:
                 waiting.add(thread)
             elif state not in b"SIZX":  # empty where it has just ended
                 asleep = False
+                if state == b"R":
+                    runnable.add(thread)
             stopped = stopped or state in (b"T", b"t")
-    return Closer(frozenset(waiting), asleep and not waiting, stopped)
+    return Closer(frozenset(waiting), asleep and not waiting, stopped, runnable=frozenset(runnable))
 
 
 def _threads(pid: int) -> list[int]:

@@ -2,6 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,3 +153,34 @@ def test_nobody_is_abandoned_without_dead_children(tmp_path: Path) -> None:
 def test_a_signal_is_told_as_one() -> None:
     assert evidence.ending_of(9) == "signal 9"
     assert evidence.ending_of(126 << 8) == "exit code 126"
+
+
+@contextmanager
+def _starved() -> Iterator[ProcessId]:
+    """A process that wants a processor and gets next to none; in one session, since each has a share of its own."""
+    greedy, starved = (subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2))
+    try:
+        for process in (greedy, starved):
+            os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
+        os.sched_setscheduler(starved.pid, os.SCHED_IDLE, os.sched_param(0))
+        yield identified(starved.pid)
+    finally:
+        for process in (greedy, starved):
+            process.kill()
+            process.wait()
+
+
+def test_a_server_that_gets_no_processor_is_not_idle() -> None:
+    """Seen: a real server on a full machine was taken for one that hangs in its canary."""
+    with _starved() as starved:
+
+        def work() -> evidence.Work:
+            mine = (starved,)
+            first = Reading(time.monotonic(), evidence.read(mine), closer=evidence.look_closer(mine))
+            time.sleep(0.2)
+            second = Reading(time.monotonic(), evidence.read(mine))
+            closer = confirmed(first.closer, evidence.look_closer(mine), between(first, second))
+            return between(first, replace(second, closer=closer))
+
+        until(lambda: work().words().startswith("waiting for a processor: it got 0.0"))
+        assert not work().is_idle
