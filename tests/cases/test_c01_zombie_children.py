@@ -15,7 +15,10 @@ LAUNCHER = "import subprocess, time; child = subprocess.Popen(['/bin/sh', '-c', 
 """Forks a child that ends at once, does not reap it, and sleeps for ever; its log stays empty. A Popen that nobody
 holds would reap a child that has ended by then."""
 
-MIXED = "import subprocess, time; child = subprocess.Popen(['/bin/sh', '-c', 'exit 1']); subprocess.Popen(['sleep', '600']).wait()"
+MIXED = (
+    "import subprocess; child = subprocess.Popen(['/bin/sh', '-c', 'exit 1']);"
+    " subprocess.Popen(['sleep', '600']).wait()"
+)
 
 
 def write(case: Case, code: str, **fleet: object) -> None:
