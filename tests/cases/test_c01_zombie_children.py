@@ -11,11 +11,13 @@ from tests.unit.machine.test_filesystems import table
 from tokenmill import events, signs
 from tokenmill.machine import filesystems
 
-LAUNCHER = "import subprocess, time; subprocess.Popen(['/bin/sh', '-c', 'exit {code}']); time.sleep(600)"
-"""Forks a child that ends at once, does not reap it, and sleeps for ever; its log stays empty."""
+LAUNCHER = "import subprocess, time; child = subprocess.Popen(['/bin/sh', '-c', 'exit {code}']); time.sleep(600)"
+"""Forks a child that ends at once, does not reap it, and sleeps for ever; its log stays empty. A Popen that nobody
+holds would reap a child that has ended by then."""
 
 MIXED = (
-    "import subprocess, time; subprocess.Popen(['/bin/sh', '-c', 'exit 1']); subprocess.Popen(['sleep', '600']).wait()"
+    "import subprocess; child = subprocess.Popen(['/bin/sh', '-c', 'exit 1']);"
+    " subprocess.Popen(['sleep', '600']).wait()"
 )
 
 
