@@ -4,7 +4,7 @@ import pytest
 
 from tokenmill.core import surroundings
 from tokenmill.core.server import Failure, FailureKind
-from tokenmill.core.surroundings import FIRST_S, MOST, WINDOW_S, Surroundings
+from tokenmill.core.surroundings import FIRST_S, HOUR_S, MOST, SPELLS, WINDOW_S, Surroundings
 
 AWAY = Failure(FailureKind.STORAGE, "its model cannot be read: Transport endpoint is not connected")
 SEVEN = range(7)
@@ -115,3 +115,17 @@ def test_a_try_that_fails_of_something_else_is_that_servers_own() -> None:
     known, held = fail(known, first, failure=Failure(FailureKind.CRASH, "an assertion"), at=9.0)
     assert held == ()
     assert surroundings.look(known, known.next_at + 300.0)[1] == (1,)
+
+
+def test_servers_that_come_back_and_die_again_of_the_same_have_a_fault_of_their_own() -> None:
+    known, at, excused = Surroundings(), 0.0, 0
+    crash = Failure(FailureKind.CRASH, "its scheduler crashed")
+    for _ in range(6):
+        at += 60.0
+        known, held = fail(known, 0, 1, failure=crash, at=at, servers=range(2))
+        excused += bool(held)
+        known, released = surroundings.look(known, at + 10.0)
+        known, _ = surroundings.ready(known, released[0] if released else 0)
+    assert excused == SPELLS
+    assert fail(known, 0, 1, failure=crash, at=at + HOUR_S, servers=range(2))[1] == (0, 1)
+    assert fail(known, 0, 1, failure=AWAY, at=at, servers=range(2))[1] == (0, 1), "another cause is another matter"

@@ -20,6 +20,12 @@ FIRST_S = 5.0
 MOST = 60.0
 """Times the first: 5 minutes. An outage of 20 minutes costs 5 more at the most."""
 
+HOUR_S = 3600.0
+
+SPELLS = 3
+"""In an hour, of one cause: servers that are ready in between and die again of the same are charged like any other. An
+outage does not come and go so often, a fault that all servers share does."""
+
 _OF_OUTSIDE = frozenset({Restart.BACKOFF, Restart.ONCE, Restart.WAIT})
 """What other ports, less memory or another config would mend is not the surroundings'."""
 
@@ -38,7 +44,8 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """`cause` is what hits the servers, empty where all is well; `waiting` are held, the next to try first."""
+    """`cause` is what hits the servers, empty where all is well; `waiting` are held, the next to try first; `spells`
+    when which cause began, in the last hour."""
 
     recent: tuple[Trouble, ...] = ()
     cause: str = ""
@@ -49,6 +56,7 @@ class Surroundings:
     tries: int = 0
     next_at: float = 0.0
     first_s: float = FIRST_S
+    spells: tuple[tuple[float, str], ...] = ()
 
     @property
     def story(self) -> str:
@@ -76,8 +84,12 @@ def failed(now_known: Surroundings, index: int, failure: Failure, now: float, se
     alike = tuple(t.index for t in recent if t.cause == cause and t.index in servers)
     if len(alike) < 2 or len(alike) * 2 < len(servers):
         return replace(known, recent=recent), ()
+    spells = tuple(spell for spell in known.spells if now - spell[0] < HOUR_S)
+    if sum(before == cause for _, before in spells) >= SPELLS:
+        return replace(known, recent=recent), ()
     held = (*known.waiting, *(other for other in alike if other not in known.waiting))
-    return Surroundings((), cause, failure.cause, now, held, None, 0, now + known.first_s, known.first_s), alike
+    first_s, spells = known.first_s, (*spells, (now, cause))
+    return Surroundings((), cause, failure.cause, now, held, None, 0, now + first_s, first_s, spells), alike
 
 
 def look(known: Surroundings, now: float) -> Change:
@@ -91,7 +103,8 @@ def look(known: Surroundings, now: float) -> Change:
 def ready(known: Surroundings, index: int) -> Change:
     """A server is ready. The trouble is over if it was one of those that it had hit: returns all that waited."""
     if index == known.trying or index in known.waiting:
-        return Surroundings(first_s=known.first_s), tuple(other for other in known.waiting if other != index)
+        well = Surroundings(first_s=known.first_s, spells=known.spells)
+        return well, tuple(other for other in known.waiting if other != index)
     return without(known, index), ()
 
 
