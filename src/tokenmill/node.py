@@ -239,7 +239,7 @@ class LocalNode:
         )
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:
-        hasten = self._stopping.is_set() and grace_s == 0.0
+        hasten = self._stopping.is_set() and grace_s == 0.0 and not keep
         self._grace_s, self._keep = grace_s, keep
         if self.pump is not None:
             self.pump.drain()

@@ -94,7 +94,7 @@ class Supervisor:
     async def hasten(self) -> None:
         """Its end is not waited for: what is being ended is killed, what will be ended gets no time for good order."""
         self.grace_s = 0.0
-        if self.entry is not None and self.server.state not in core.LIVE:
+        if self.entry is not None and self.server.state not in core.LIVE | {State.PENDING}:
             known = self.entry.processes
             group.kill(tuple(await reading(lambda: group.look(known).living, ())))
 

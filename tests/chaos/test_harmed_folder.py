@@ -140,7 +140,7 @@ def test_a_folder_of_jsonl_and_parquet_is_inspected_whole(case: Case, tokenmill:
     (mixed / "torn.parquet").write_bytes(part.read_bytes()[:500])
     code, said = tokenmill("inspect", mixed)
     assert code == 2
-    assert "holds a damaged Parquet file" in said
+    assert "torn.parquet is damaged: Parquet magic bytes not found" in said
 
 
 @pytest.mark.parametrize("harm", ["deleted", "cut", "of nobody"])
