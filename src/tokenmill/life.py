@@ -56,8 +56,9 @@ ODD_ANSWERS = 3
 SAID = 200
 """Characters of a page's refusal that are shown."""
 
-PROBE_TIMEOUT_S = 4.0
-"""A small generation of a server in doubt: with it a hang is named within stall_timeout + 5 s."""
+PROBE_TIMEOUT_S = 2.5
+"""A small generation of a server in doubt. With it and the 2 s by which its last token may be seen late, a hang is named
+within stall_timeout + 5 s; a server that is only slow works meanwhile, and is asked again."""
 
 
 class Life:
