@@ -57,7 +57,7 @@ SAID = 200
 """Characters of a page's refusal that are shown."""
 
 PROBE_TIMEOUT_S = 2.5
-"""A small generation of a server in doubt. With it and the 2 s by which its last token may be seen late, a hang is named
+"""A small generation of a server in doubt. With it and the 2 s by which its last token may be seen late, a hang is told
 within stall_timeout + 5 s; a server that is only slow works meanwhile, and is asked again."""
 
 
