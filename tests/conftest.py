@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 _FIRST, _LAST = 20000, 30000
 _WORKERS, _STEP = 4, 20
-"""`-n 4` at most: each of pytest-xdist's processes has its own share of the ports, or two would find the same one free."""
+"""`-n 4` at most: each of pytest-xdist's processes has its own share of the ports: two would find the same one free."""
 
 _share = (_LAST - _FIRST) // _WORKERS
 _http = _share - INTERNAL_OFFSET - 100  # servers' internal ports stand that far behind their HTTP ports
