@@ -59,7 +59,12 @@ def make_case(folder: Path, args: argparse.Namespace, port: int, **overrides: An
     case = Case(folder, port)
     case.settings = {
         "model": {"path": args.model, "name": "smollm2"},
-        "engine": {"kind": "sglang", "python": args.python, "args": FLAGS, "env": {"PYTHONPATH": args.site, "HF_HUB_OFFLINE": "1"}},
+        "engine": {
+            "kind": "sglang",
+            "python": args.python,
+            "args": FLAGS,
+            "env": {"PYTHONPATH": args.site, "HF_HUB_OFFLINE": "1"},
+        },
         "fleet": {"gpus": cards(args, 1), "servers": 1, "stagger": "first", "start_timeout": "5m", "backoff": "1s"},
         "generation": {"max_tokens": 200, "thinking": False},
         "gate": {"cohort": 100, "max_truncated": 1.0},
