@@ -9,14 +9,17 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from msgspec.structs import replace
+
 from tokenmill import settings
-from tokenmill.cluster.base import Node
+from tokenmill.cluster.base import Cluster, Node, Results
 from tokenmill.core import judge
+from tokenmill.core.dispatch import Dispatch, id_of
 from tokenmill.core.gate import Alarm
 from tokenmill.core.judge import Verdict
 from tokenmill.core.records import PROMPT_FAULTS, Again, Prompt, Record
-from tokenmill.errors import GuardError, StoreError, TokenmillError, UsageError, VanishedError
-from tokenmill.events import EventLog
+from tokenmill.errors import GuardError, NodeLostError, StoreError, TokenmillError, UsageError, VanishedError
+from tokenmill.events import Event, EventLog, now
 from tokenmill.explain import Examples
 from tokenmill.folder import RunFolder
 from tokenmill.resume import Accounts
@@ -37,7 +40,7 @@ async def _nothing_to_stop(grace_s: float | None) -> None:
 
 
 class Collector:
-    """Takes what a node gives to the store, tallies it, and asks the nodes to stop where the run must end.
+    """Takes what the nodes give to the store, tallies it, and asks the nodes to stop where the run must end.
 
     `stop` is set once a node runs. `alarm` and `failure` are what ended the run, None while nothing has;
     `draining`: no new prompts go out.
@@ -63,7 +66,12 @@ class Collector:
         self._log = log
         self._patience_s = patience_s
         self._deadline = 0.0
-        self._outstanding = 0
+        self._dispatch = Dispatch()
+        self._left = accounts.ledger.counts().pending
+        self._feeding = asyncio.Lock()
+        """One node at a time reads on: the feed's order is the cohorts'."""
+        self._storing = asyncio.Lock()
+        """One batch at a time is written: what a failed write left behind goes with the next."""
         self._replaced: dict[tuple[str, int, int], list[Again]] = {}
         self._settings_kept = False
         self._template_sha256 = ""
@@ -71,32 +79,79 @@ class Collector:
         self._unusable: Counter[str] = Counter()
         self._first_unusable = ""
 
-    async def run(self, node: Node) -> None:
-        """Until the node has ended, or until every prompt has its record: then it ends the node."""
-        while not (results := await node.results()).ended:
-            for event in results.events:
-                self._log.add(event)
-            self._template_sha256, self._first_prompt = results.template_sha256, results.first_prompt
-            for old in results.again:
-                self._outstanding += 1
-                self._replaced.setdefault((old.key, old.sample, old.turn), []).append(old)
-            if results.records:
-                self._outstanding -= len(results.records)
-                await self._keep(results.records)
-            if self.draining:
-                if self._deadline and time.monotonic() > self._deadline:
-                    await self.stop(0.0)
-            elif self._accounts.feed.ended and not self._outstanding:
-                self.draining = True
-                await self.stop(0.0)
-            elif results.credits:
-                await self._try_to_hand_out(node, min(results.credits, BATCH))
+    async def run(self, cluster: Cluster) -> None:
+        """Until all nodes have ended, or until every prompt has its record: then it ends the nodes."""
+        async with asyncio.TaskGroup() as serving:
+            while (node := await cluster.joined()) is not None:
+                serving.create_task(self._serve(node))
         await self._write_the_rest()
         if self._unusable:
             counts = ", ".join(f"{label} {count:,}" for label, count in self._unusable.most_common())
             self._log.say(
                 "prompts", f"prompts that could not be used: {counts}; the first: {self._first_unusable}", "warn"
             )
+
+    async def _serve(self, node: Node) -> None:
+        """Until this node has ended or is lost: what it had then goes to the others."""
+        self._dispatch.join(node)
+        why = "has ended"
+        try:
+            while not (results := await node.results()).ended:
+                await self._take_in(node, results)
+        except NodeLostError as error:
+            why = str(error)
+        lost = self._dispatch.leave(node)
+        if node.name and not self.draining:
+            self._log.add(Event(now(), "node", f"{why}; {lost} prompts that it had go to others", node.name, "warn"))
+
+    async def _take_in(self, node: Node, results: Results) -> None:
+        for event in results.events:
+            self._log.add(event)
+        self._template_sha256 = results.template_sha256 or self._template_sha256
+        self._first_prompt = results.first_prompt or self._first_prompt
+        for old in results.again:
+            self._dispatch.again(node, old)
+            self._replaced.setdefault((old.key, old.sample, old.turn), []).append(old)
+        records = [record for record in results.records if self._dispatch.returned(node, record)]
+        if results.handed or results.held:
+            records += self._from_before(node, results)
+        if records:
+            await self._keep(records)
+        if self.draining:
+            if self._deadline and time.monotonic() > self._deadline:
+                await self.stop(0.0)
+        elif self._accounts.feed.ended and not self._dispatch.outstanding and not self._dispatch.waiting:
+            self.draining = True
+            await self.stop(0.0)
+        elif results.credits:
+            left = self._left + len(self._dispatch.waiting)
+            count = self._dispatch.allowed(node, results.credits, results.capacity, left)
+            if count:
+                await self._try_to_hand_out(node, min(count, BATCH))
+
+    def _from_before(self, node: Node, results: Results) -> list[Record]:
+        """What a node kept for an earlier life of this run: the records that are still asked for. What it has in hand
+        is asked of nobody else."""
+        known = {row.id for row in settings.read(self._folder.data)} | {self._accounts.row.id}
+        kept = []
+        for record in results.handed:
+            if (row := self._pending_row(record)) is not None and record.settings in known:
+                kept.append(replace(record, row=row))
+                self._dispatch.settled(id_of(record))
+        for prompt in results.held:
+            if (row := self._pending_row(prompt)) is not None and not self._dispatch.has(id_of(prompt)):
+                self._dispatch.brought(node, replace(prompt, row=row))
+        words = f"brings {len(results.handed)} records of before, {len(kept)} of them new, and has {len(results.held)}"
+        self._log.add(Event(now(), "node", f"{words} prompts in hand", node.name))
+        return kept
+
+    def _pending_row(self, what: Prompt | Record) -> int | None:
+        """The row of an id that has no record yet, None for any other: rows may have moved since."""
+        ledger = self._accounts.ledger
+        row = ledger.index.find(what.key)
+        if row is None or int(ledger.index.digests[row]) != int(what.digest, 16):
+            return None
+        return row if what.sample in ledger.pending_samples(row) else None
 
     async def _try_to_hand_out(self, node: Node, count: int) -> None:
         """Prompts that cannot be read any more end the run; what is in flight still comes in."""
@@ -111,20 +166,34 @@ class Collector:
 
     async def _hand_out(self, node: Node, count: int) -> None:
         feed = self._accounts.feed
-        items = await feed.take(count)
-        usable = [item for item in items if isinstance(item, Prompt)]
-        unusable = [item for item in items if isinstance(item, Record)]
+        async with self._feeding:
+            usable, unusable = await self._next(count)
         if usable:
-            self._outstanding += len(usable)
+            self._dispatch.offered(node, usable)
             await node.offer(usable)
         if unusable:
             await self._keep(unusable)
         if feed.ended and feed.last_cohort[0] > 0:
             self._accounts.gate.expect(*feed.last_cohort)
 
+    async def _next(self, count: int) -> tuple[list[Prompt], list[Record]]:
+        """What lost nodes left, then the set's next prompts; rows that cannot be used are records."""
+        dispatch = self._dispatch
+        usable = [dispatch.waiting.popleft() for _ in range(min(count, len(dispatch.waiting)))]
+        if usable:
+            return usable, []
+        items = await self._accounts.feed.take(count)
+        self._left -= len(items)
+        if dispatch.met:
+            old = {id_of(item) for item in items} & dispatch.met
+            items = [item for item in items if id_of(item) not in old]
+            dispatch.met -= old
+        return [x for x in items if isinstance(x, Prompt)], [x for x in items if isinstance(x, Record)]
+
     async def _keep(self, records: list[Record]) -> None:
         try:
-            await self._append(records)
+            async with self._storing:
+                await self._append(records)
         except (GuardError, VanishedError) as error:
             self.failure = error
             await self._end(0.0)

@@ -43,6 +43,11 @@ CHECKS: dict[str, Check] = {
     "prompts": check_prompts,  # last: it loads a tokenizer
 }
 
+RUN_CHECKS = ("output", "prompts")
+"""What a run asks of its own machine where its nodes are elsewhere; they ask everything else, each of its own."""
+
+NODE_CHECKS = {name: check for name, check in CHECKS.items() if name not in RUN_CHECKS}
+
 DEADLINE_S = 20.0
 """For all checks together: what takes longer is told as slow, and is not waited for."""
 
@@ -139,7 +144,8 @@ async def preflight(
     config: Config, folder: RunFolder, living: list[ServerEntry], log: EventLog, skip: tuple[str, ...] = ()
 ) -> None:
     """The doctor's findings, told; raises PreflightError where one of them is a `fail`."""
-    findings = await asyncio.to_thread(examine, Context(config, folder, living, thorough=False), skip)
+    checks = CHECKS if config.fleet.cluster == "local" else {name: CHECKS[name] for name in RUN_CHECKS}
+    findings = await asyncio.to_thread(examine, Context(config, folder, living, thorough=False), skip, checks=checks)
     for finding in findings:
         if finding.level in ("warn", "unknown"):
             log.say("doctor", f"{finding.check}: {finding.message}", "warn", finding.fix)

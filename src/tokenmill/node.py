@@ -224,7 +224,8 @@ class LocalNode:
         template, first = (self._renderer.template_sha256, self._renderer.first) if self._renderer else ("", "")
         ended = self._ended and not records and not events
         again = self._auditor.take_again() if self._auditor else ()
-        return Results(records, events, self._credits(), template, first, ended, again)
+        capacity = self.pump.capacity if self.pump else 0
+        return Results(records, events, self._credits(), template, first, ended, again, capacity)
 
     async def status(self) -> NodeStatus:
         return NodeStatus(

@@ -1,5 +1,7 @@
 """What a node says of itself and its servers: `status --json`, the live view and the page are drawn from this."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -47,6 +49,22 @@ class NodeStatus(msgspec.Struct, frozen=True):
     credits: int = 0
     tokens: int = 0
     findings: tuple[Finding, ...] = ()
+
+
+def together(nodes: Sequence[NodeStatus]) -> NodeStatus:
+    """All nodes as one: their servers side by side, everything else added up."""
+    if len(nodes) == 1:
+        return nodes[0]
+    return NodeStatus(
+        node="",
+        servers=tuple(server for node in nodes for server in node.servers),
+        queued=sum(node.queued for node in nodes),
+        in_flight=sum(node.in_flight for node in nodes),
+        capacity=sum(node.capacity for node in nodes),
+        credits=sum(node.credits for node in nodes),
+        tokens=sum(node.tokens for node in nodes),
+        findings=tuple(finding for node in nodes for finding in node.findings),
+    )
 
 
 class PromptCounts(msgspec.Struct, frozen=True):
