@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from tokenmill import settings
 from tokenmill.cluster.base import Cluster, Node, Results
 from tokenmill.core import judge
-from tokenmill.core.dispatch import Dispatch, id_of
+from tokenmill.core.dispatch import Dispatch, Id, id_of
 from tokenmill.core.gate import Alarm
 from tokenmill.core.judge import Verdict
 from tokenmill.core.records import PROMPT_FAULTS, Again, Prompt, Record
@@ -68,6 +68,7 @@ class Collector:
         self._deadline = 0.0
         self._dispatch = Dispatch()
         self._left = accounts.ledger.counts().pending
+        self._unwritten: set[Id] = set()
         self._feeding = asyncio.Lock()
         """One node at a time reads on: the feed's order is the cohorts'."""
         self._storing = asyncio.Lock()
@@ -102,7 +103,7 @@ class Collector:
             why = str(error)
         lost = self._dispatch.leave(node)
         if node.name and not self.draining:
-            self._log.add(Event(now(), "node", f"{why}; {lost} prompts that it had go to others", node.name, "warn"))
+            self._log.add(Event(now(), "node", f"{why}; {lost} prompts go to others", level="warn", node=node.name))
 
     async def _take_in(self, node: Node, results: Results) -> None:
         for event in results.events:
@@ -112,10 +113,14 @@ class Collector:
         for old in results.again:
             self._dispatch.again(node, old)
             self._replaced.setdefault((old.key, old.sample, old.turn), []).append(old)
-        records = [record for record in results.records if self._dispatch.returned(node, record)]
-        if results.handed or results.held:
-            records += self._from_before(node, results)
+        records: list[Record] = []
+        strays = list(results.handed)
+        for record in results.records:
+            (records if self._dispatch.returned(node, record) else strays).append(record)
+        if strays or results.held:
+            records += self._from_before(node, strays, results.held)
         if records:
+            self._unwritten.update(map(id_of, records))
             await self._keep(records)
         if self.draining:
             if self._deadline and time.monotonic() > self._deadline:
@@ -129,26 +134,26 @@ class Collector:
             if count:
                 await self._try_to_hand_out(node, min(count, BATCH))
 
-    def _from_before(self, node: Node, results: Results) -> list[Record]:
-        """What a node kept for an earlier life of this run: the records that are still asked for. What it has in hand
-        is asked of nobody else."""
+    def _from_before(self, node: Node, records: list[Record], held: tuple[Prompt, ...]) -> list[Record]:
+        """What a node made for an earlier life of this run, or was believed lost with: the records that are still asked
+        for. What it has in hand is asked of nobody else."""
         known = {row.id for row in settings.read(self._folder.data)} | {self._accounts.row.id}
         kept = []
-        for record in results.handed:
+        for record in records:
             if (row := self._pending_row(record)) is not None and record.settings in known:
                 kept.append(replace(record, row=row))
                 self._dispatch.settled(id_of(record))
-        for prompt in results.held:
+        for prompt in held:
             if (row := self._pending_row(prompt)) is not None and not self._dispatch.has(id_of(prompt)):
                 self._dispatch.brought(node, replace(prompt, row=row))
-        words = f"brings {len(results.handed)} records of before, {len(kept)} of them new, and has {len(results.held)}"
-        self._log.add(Event(now(), "node", f"{words} prompts in hand", node.name))
+        words = f"brings {len(records)} records of before, {len(kept)} of them new, and has {len(held)}"
+        self._log.add(Event(now(), "node", f"{words} prompts in hand", node=node.name))
         return kept
 
     def _pending_row(self, what: Prompt | Record) -> int | None:
         """The row of an id that has no record yet, None for any other: rows may have moved since."""
         ledger = self._accounts.ledger
-        row = ledger.index.find(what.key)
+        row = None if id_of(what) in self._unwritten else ledger.index.find(what.key)
         if row is None or int(ledger.index.digests[row]) != int(what.digest, 16):
             return None
         return row if what.sample in ledger.pending_samples(row) else None
@@ -215,6 +220,7 @@ class Collector:
         await store.append(waiting)
         for record in waiting:
             self._count(record)
+        self._unwritten.difference_update(map(id_of, waiting))
 
     def _keep_settings(self) -> None:
         """The settings' row stands before the first record made with it; by then the template is known."""

@@ -10,7 +10,8 @@ import msgspec
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`t` is Unix time; `kind` a word to filter by; `text` a plain sentence; `server` its name where one is meant."""
+    """`t` is Unix time; `kind` a word to filter by; `text` a plain sentence; `server` its name where one is meant,
+    `node` its node's where the event is not of one server; empty where there is but one node."""
 
     t: float
     kind: str
@@ -19,6 +20,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     level: str = "info"
     fix: str = ""
     lines: tuple[str, ...] = ()
+    node: str = ""
 
 
 _decode = msgspec.json.Decoder(Event)

@@ -350,7 +350,7 @@ class LocalNode:
         self._something.set()
 
     def _say(self, kind: str, text: str, level: str = "info", fix: str = "") -> None:
-        self._tell(Event(now(), kind, text, "", level, fix))
+        self._tell(Event(now(), kind, text, "", level, fix, node=self.name))
 
     def _recall(self, job: Job, place: Place) -> None:
         """What an earlier start had to lower holds on, as long as the config asks for the same launch."""

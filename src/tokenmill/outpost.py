@@ -130,7 +130,6 @@ class Outpost:
         async with self._taking:
             if self._living and order == self._order:
                 self._introduce = True
-                self._put_aside([])
                 return
         await self._end_life()
         self._order, self._trouble, self._node, self._held = order, None, None, {}
@@ -140,6 +139,10 @@ class Outpost:
     @property
     def _living(self) -> bool:
         return self._life is not None and not self._life.done()
+
+    @property
+    def _name(self) -> str:
+        return msgspec.json.decode(self._order, type=Order).node
 
     async def offer(self, prompts: bytes) -> None:
         """A call that is made twice, since its answer was lost, counts once."""
@@ -161,8 +164,11 @@ class Outpost:
                     self._spool.clear()
             results = await self._take()
             self._sent += results.records
-            known = self._spool is not None and self._spool.rows and results.template_sha256
-            handed = self._spool.read() if self._spool is not None and known else ()
+            if self._introduce:
+                self._put_aside([])  # made for the head before: this one did not ask for them
+            # A server has passed its canary: by then the head can know the template that belongs to the records.
+            due = self._spool is not None and self._spool.rows and results.capacity
+            handed = self._spool.read() if self._spool is not None and due else ()
             self._sent_spooled = len(handed)
             held = tuple(self._held.values()) if self._introduce else ()
             self._introduce = False
@@ -185,8 +191,7 @@ class Outpost:
 
     async def status(self) -> bytes:
         self._heard = time.monotonic()
-        name = msgspec.json.decode(self._order, type=Order).node
-        return msgspec.json.encode(await self._node.status() if self._node else NodeStatus(name, ()))
+        return msgspec.json.encode(await self._node.status() if self._node else NodeStatus(self._name, ()))
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:
         """As a node's stop."""
@@ -211,7 +216,7 @@ class Outpost:
                 for finding in findings:
                     if finding.level in ("warn", "unknown"):
                         words = f"{finding.check}: {finding.message}"
-                        self._events.append(Event(now(), "doctor", words, order.node, "warn", finding.fix))
+                        self._events.append(Event(now(), "doctor", words, "", "warn", finding.fix, node=order.node))
                 refuse(findings)
                 self._node = LocalNode(config, folder, order.settings, living, order.node)
                 await self._node.run()
@@ -248,7 +253,7 @@ class Outpost:
                     self._put_aside(results.records)
             if self._silence() >= patience_s:
                 words = f"no head for {patience_s:.0f} s: it ends its servers"
-                self._events.append(Event(now(), "node", words, "", "warn"))
+                self._events.append(Event(now(), "node", words, level="warn", node=self._name))
                 await self.stop(0.0, keep=False)
                 await self._drained()
                 self.deserted.set()
@@ -264,6 +269,6 @@ class Outpost:
                 self._spool.append(self._sent)
             except OSError as error:
                 words = f"{self._spool.path} cannot be written: {error.strerror}"
-                self._events.append(Event(now(), "node", words, "", "warn"))
+                self._events.append(Event(now(), "node", words, level="warn", node=self._name))
             else:
                 self._sent = []

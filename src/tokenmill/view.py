@@ -122,7 +122,7 @@ class View:
         """A line for what happened, with its fix and the log's decisive lines below."""
         if event.kind in QUIET_KINDS:
             return
-        where = f"server {event.server}: " if event.server else ""
+        where = f"server {event.server}: " if event.server else f"node {event.node}: " if event.node else ""
         self.say(f"{where}{event.text}", event.level)
         for line in event.lines:
             self.say(f"    {line}", "dim")

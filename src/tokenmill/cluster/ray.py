@@ -9,6 +9,7 @@ own, which Ray's head keeps, and never on a command line.
 """
 
 import asyncio
+import logging
 import os
 import re
 import socket
@@ -17,10 +18,10 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 import msgspec
-import ray
-from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+import ray
+from ray import exceptions
 from tokenmill.cluster.base import Node, Results
 from tokenmill.config import Config
 from tokenmill.core.records import Prompt
@@ -131,7 +132,7 @@ class RayNode:
         try:
             found = await self._ask(self._actor.status.remote(), STATUS_S)
             self.last = msgspec.json.decode(found, type=NodeStatus)
-        except (NodeLostError, TimeoutError):
+        except (NodeLostError, TimeoutError, exceptions.ActorUnavailableError):
             pass  # whoever takes its results finds out
         return self.last
 
@@ -172,7 +173,7 @@ class RayNode:
 
     def _lost(self, why: str) -> NodeLostError:
         self.done.set()
-        return NodeLostError(f"the node {self.name} is lost: {why}")
+        return NodeLostError(f"it is lost: {why}")
 
 
 class RayCluster:
@@ -210,30 +211,30 @@ class RayCluster:
 
     # -- its life ----------------------------------------------------------------------------------------------------
     async def run(self) -> None:
-        head_lives = True
+        trouble: TokenmillError | None = None
         try:
-            await asyncio.to_thread(self._connect)
-            await self._until_stopped()
-        except NodeLostError:
-            head_lives = False
-            raise
+            try:
+                await asyncio.to_thread(self._connect)
+                await self._until_stopped()
+            except TokenmillError as error:
+                trouble = error
+            if not isinstance(trouble, NodeLostError):
+                await self._end()
         finally:
             for task in self._coming.values():
                 task.cancel()
-            await asyncio.gather(*self._coming.values(), return_exceptions=True)
-            if head_lives:
-                await self._end()
             self._joined.put_nowait(None)
-            if head_lives:
-                await asyncio.to_thread(ray.shutdown)
+        if trouble is not None:
+            raise trouble
 
     async def _end(self) -> None:
         """Every node's end is waited for: it takes what its servers take, and a lost one is found out."""
         grace_s, keep = self._stop or (0.0, False)
+        await asyncio.gather(*(node.stop(grace_s, keep) for node in self._nodes.values()))
         for node in self._nodes.values():
-            await node.stop(grace_s, keep)
             await node.done.wait()
             node.kill()
+        await asyncio.to_thread(ray.shutdown)
 
     async def _until_stopped(self) -> None:
         """Looks for machines until told to stop; raises the trouble that leaves no node."""
@@ -263,7 +264,7 @@ class RayCluster:
     def _connect(self) -> None:
         """Joins the cluster; with "auto" starts one for this run where there is none. Raises PreflightError."""
         address = self._config.fleet.address
-        more: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False}
+        more: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if address != "auto" and not _answers(address):
             raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix="ray status --address ADDRESS")
         with boundary("ray"):
@@ -353,7 +354,7 @@ class RayCluster:
                     raise node.trouble
 
     def _say(self, kind: str, text: str, node: str = "", level: str = "info", fix: str = "") -> None:
-        self._log.add(Event(now(), kind, text, node, level, fix))
+        self._log.add(Event(now(), kind, text, "", level, fix, node=node))
 
 
 def _answers(address: str) -> bool:

@@ -52,8 +52,10 @@ def allowance(node: Load, others: Iterable[Load], credits: int, left: int) -> in
     wanted = min(credits, node.capacity + room - node.outstanding)
     # When the others would be through with all that is left, those that wait with them included.
     others_s = (left + sum(other.queued for other in rest)) / rates + min(other.seconds or usual for other in rest)
-    in_time = int((others_s - seconds) * rate) + node.capacity - node.outstanding
-    return max(0, min(wanted, in_time if seconds > usual else wanted))
+    if seconds > usual:
+        in_time = int((others_s - seconds) * rate) + node.capacity - node.outstanding
+        wanted = min(wanted, in_time) if others_s > seconds else 0
+    return max(0, wanted)
 
 
 @dataclass(slots=True)
