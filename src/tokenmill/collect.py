@@ -117,10 +117,10 @@ class Collector:
         strays = list(results.handed)
         for record in results.records:
             (records if self._dispatch.returned(node, record) else strays).append(record)
-        if strays or results.held:
-            records += self._from_before(node, strays, results.held)
+        self._unwritten.update(map(id_of, records))
+        if (strays or results.held) and (kept := self._from_before(node, strays, results.held)):
+            await self._keep(kept, old=True)
         if records:
-            self._unwritten.update(map(id_of, records))
             await self._keep(records)
         if self.draining:
             if self._deadline and time.monotonic() > self._deadline:
@@ -137,7 +137,7 @@ class Collector:
     def _from_before(self, node: Node, records: list[Record], held: tuple[Prompt, ...]) -> list[Record]:
         """What a node made for an earlier life of this run, or was believed lost with: the records that are still asked
         for. What it has in hand is asked of nobody else."""
-        known = {row.id for row in settings.read(self._folder.data)} | {self._accounts.row.id}
+        known = {row.id for row in settings.read(self._folder.data)}
         kept = []
         for record in records:
             if (row := self._pending_row(record)) is not None and record.settings in known:
@@ -146,8 +146,10 @@ class Collector:
         for prompt in held:
             if (row := self._pending_row(prompt)) is not None and not self._dispatch.has(id_of(prompt)):
                 self._dispatch.brought(node, replace(prompt, row=row))
-        words = f"brings {len(records)} records of before, {len(kept)} of them new, and has {len(held)}"
-        self._log.add(Event(now(), "node", f"{words} prompts in hand", node=node.name))
+        self._unwritten.update(map(id_of, kept))
+        if kept or held:
+            words = f"brings {len(kept)} records from before, and has {len(held)} prompts in hand"
+            self._log.add(Event(now(), "node", words, node=node.name))
         return kept
 
     def _pending_row(self, what: Prompt | Record) -> int | None:
@@ -195,10 +197,11 @@ class Collector:
             dispatch.met -= old
         return [x for x in items if isinstance(x, Prompt)], [x for x in items if isinstance(x, Record)]
 
-    async def _keep(self, records: list[Record]) -> None:
+    async def _keep(self, records: list[Record], *, old: bool = False) -> None:
+        """Stores records; `old` ones are of an earlier life, whose settings stand already."""
         try:
             async with self._storing:
-                await self._append(records)
+                await self._append(records, old=old)
         except (GuardError, VanishedError) as error:
             self.failure = error
             await self._end(0.0)
@@ -208,12 +211,13 @@ class Collector:
             if self.alarm is not None and not self.draining:
                 await self._end(0.0)
 
-    async def _append(self, records: list[Record]) -> None:
+    async def _append(self, records: list[Record], *, old: bool = False) -> None:
         """Writes these records and what a failed write left behind; a StoreError leaves all of them in `unsaved`."""
         store = self._store
         waiting, store.unsaved = [*store.unsaved, *records], []
         try:
-            self._keep_settings()
+            if not old:
+                self._keep_settings()
         except OSError as error:
             store.unsaved = waiting
             raise StoreError(f"{self._folder.data}: {error.strerror}", fix=f"df -h {self._folder.data}") from error

@@ -166,9 +166,7 @@ class Outpost:
             self._sent += results.records
             if self._introduce:
                 self._put_aside([])  # made for the head before: this one did not ask for them
-            # A server has passed its canary: by then the head can know the template that belongs to the records.
-            due = self._spool is not None and self._spool.rows and results.capacity
-            handed = self._spool.read() if self._spool is not None and due else ()
+            handed = self._spool.read() if self._spool is not None and self._spool.rows else ()
             self._sent_spooled = len(handed)
             held = tuple(self._held.values()) if self._introduce else ()
             self._introduce = False

@@ -21,6 +21,9 @@ from tokenmill.folder import RunFolder
 STORE = 80_000_000
 """Bytes of Ray's object store, the least that it takes."""
 
+NOTICED = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
+"""So that Ray sees within seconds that a machine is gone: by itself it takes 15."""
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -44,7 +47,7 @@ class Raylets:
         own = {"object_store_memory": STORE, "num_cpus": 1, "num_gpus": 0}
         self._cluster = Cluster(
             initialize_head=True,
-            head_node_args={"node_name": first, "include_dashboard": False, **own},
+            head_node_args={"node_name": first, "include_dashboard": False, "_system_config": NOTICED, **own},
         )
         self._nodes = {first: self._cluster.head_node}
         for name in others:
@@ -58,11 +61,12 @@ class Raylets:
         )
 
     def kill(self, name: str, case: Case | None = None) -> None:
-        """SIGKILL to all that a machine runs: raylet, actors, agents, and the servers of a case's node there."""
+        """SIGKILL to a machine's raylet, actors and agents, and to the servers of a case's node there; without a case
+        they live on."""
         pids = [process.pid for kind in self._nodes.pop(name).all_processes.values() for process in map(_popen, kind)]
         for pid in pids:
             with contextlib.suppress(psutil.NoSuchProcess):
-                family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+                family = [psutil.Process(pid), *psutil.Process(pid).children()]
                 for process in family:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.kill()

@@ -18,6 +18,7 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 import msgspec
+from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray
@@ -60,6 +61,9 @@ HEAD_GONE_S = 45.0
 
 STATUS_S = 5.0
 
+MEET_S = 20.0
+"""A node that lives answers within a second; one that does not is waited for no longer."""
+
 SERVERS_OUTLIVE = {"RAY_kill_child_processes_on_worker_exit": "false"}
 """Ray ends an actor's children with it: a server that lives on is adopted, and a reload costs minutes."""
 
@@ -69,32 +73,16 @@ FATAL = (GateError,)
 T = TypeVar("T")
 
 
-class Post:
-    """What Ray runs on a machine: an outpost, in the actor's own event loop."""
+class Post(Outpost):
+    """What Ray runs on a machine: an outpost, in the actor's own event loop; its process ends with it."""
 
-    def __init__(self) -> None:
-        self._outpost = Outpost()
-
-    async def begin(self, order: bytes) -> int:
-        await self._outpost.begin(order)
+    async def begin(self, order: bytes) -> None:
+        await super().begin(order)
         asyncio.get_running_loop().create_task(self._leave(), name="leave")
-        return os.getpid()
 
     async def _leave(self) -> None:
-        await self._outpost.deserted.wait()
+        await self.deserted.wait()
         os._exit(0)  # a detached actor ends by itself in no other way
-
-    async def offer(self, prompts: bytes) -> None:
-        await self._outpost.offer(prompts)
-
-    async def results(self, acknowledged: int) -> bytes:
-        return await self._outpost.results(acknowledged)
-
-    async def status(self) -> bytes:
-        return await self._outpost.status()
-
-    async def stop(self, grace_s: float | None, keep: bool) -> None:
-        await self._outpost.stop(grace_s, keep)
 
 
 class RayNode:
@@ -105,11 +93,14 @@ class RayNode:
         self.trouble: TokenmillError | None = None
         self.done = asyncio.Event()
         self.last = NodeStatus(name, ())
+        self._first: Results | None = None
         self._actor = actor
         self._acknowledged = 0
 
     async def begin(self, order: Order) -> None:
+        """Introduces this head, and hears what the node has from before."""
         await self._ask(self._actor.begin.remote(msgspec.json.encode(order)), BEGIN_S)
+        self._first = await self.results()
 
     async def credits(self) -> int:
         return (await self.status()).credits
@@ -119,6 +110,9 @@ class RayNode:
         await self._again(lambda: self._actor.offer.remote(message))
 
     async def results(self) -> Results:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
         found = await self._again(lambda: self._actor.results.remote(self._acknowledged))
         parcel = msgspec.json.decode(found, type=Parcel)
         self._acknowledged = parcel.number
@@ -192,6 +186,7 @@ class RayCluster:
         self._stop: tuple[float | None, bool] | None = None
         self._stopping = asyncio.Event()
         self._gone_tokens = 0
+        self._met: list[RayNode] | None = []
         self._own = False
         self._head: tuple[str, int] = ("", 0)
 
@@ -245,6 +240,7 @@ class RayCluster:
             if await asyncio.to_thread(self._head_answers):
                 head_seen = moment
                 await self._look()
+                await self._meet()
             elif moment - head_seen > HEAD_GONE_S:
                 words = f"Ray's head at {self._head[0]}:{self._head[1]} has been away for {HEAD_GONE_S:.0f} s"
                 raise NodeLostError(words, fix="start Ray again, then this: it goes on where it is")
@@ -292,6 +288,24 @@ class RayCluster:
                 continue
             self._coming[name] = asyncio.create_task(self._begin(name, machine), name=f"node {name}")
 
+    async def _meet(self) -> None:
+        """Nodes that an earlier life left come together: what each of them has in hand must be known before prompts are
+        handed out, or they would be asked for twice."""
+        if self._met is None:
+            return
+        with boundary("ray"):
+            living = await asyncio.to_thread(list_named_actors)
+        tasks = [task for name, task in self._coming.items() if self._title(name) in living]
+        if tasks:
+            await asyncio.wait(tasks, timeout=MEET_S)
+        for node in self._met:
+            self._joined.put_nowait(node)
+        self._met = None
+
+    def _title(self, name: str) -> str:
+        """The name of a node's actor."""
+        return f"{self._config.folder} {name}"
+
     def _gpus_of(self, machine: dict[str, Any]) -> int | None:
         """How many GPUs its node takes of Ray; None where a machine has not enough."""
         gpus, there = self._config.fleet.gpus, int(machine["Resources"].get("GPU", 0))
@@ -315,14 +329,17 @@ class RayCluster:
             return
         self._nodes[name] = node
         self._say("node", f"joined, at {machine['NodeManagerAddress']}", name)
-        self._joined.put_nowait(node)
+        if self._met is None:
+            self._joined.put_nowait(node)
+        else:
+            self._met.append(node)
         if self._stop is not None:
             await node.stop(*self._stop)
 
     def _actor(self, name: str, machine: dict[str, Any]) -> Any:
         """The actor that lives there, or a new one."""
         options = {
-            "name": f"{self._config.folder} {name}",
+            "name": self._title(name),
             "namespace": NAMESPACE,
             "lifetime": "detached",
             "get_if_exists": True,
