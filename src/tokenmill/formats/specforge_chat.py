@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.records import Record
-from tokenmill.formats.base import Split, conversation, tools
+from tokenmill.formats.base import Split, conversation, tools_text
 from tokenmill.formats.jsonl import JsonLines
 
-FIELDS = {"reasoning_content": "", "tool_calls": "[]", "tool_call_id": "", "name": ""}
+FIELDS = {"tool_calls": "[]", "tool_call_id": "", "name": ""}
 """What other turns may have, and the generated one gets empty: `datasets` then knows of it from the first row."""
 
 
@@ -30,12 +30,12 @@ class SpecForgeChat(JsonLines):
 
     def row(self, record: Record) -> dict[str, Any]:
         *history, answer = conversation(record)
-        turns = [*map(_plain, history), {"role": "assistant", **FIELDS, **answer}]
+        turns = [*map(_plain, history), {**answer, **FIELDS}]
         return {
             "id": self.id_of(record),
             "conversations": turns,
             "status": "success",
-            "tools": _text(tools(record) or []),
+            "tools": tools_text(record),
         }
 
     def stem(self, split: Split) -> str:
