@@ -118,8 +118,9 @@ def _write(sieve: Sieve, tally: Tally, records: Iterable[Record], aside: Path) -
 
         def train() -> Iterator[Record]:
             for record in sieve.sieve(records, failures.add if form.keeps_failures else None):
-                tally.add(record)
-                if share and split_of(record.key, share) == "validation":
+                split = split_of(record.key, share) if share else "train"
+                tally.add(record, split)
+                if split == "validation":
                     held.add(record)
                 else:
                     yield record

@@ -1,11 +1,13 @@
-"""What the trainers' own loading code makes of a file: run by the environment of setup.sh, with JSON in and out.
+"""What the trainers' own loading code makes of a file: run by the environment of setup.sh. Of each line of
+JSON on stdin, {"do": NAME, …}, the answer goes as a line to stdout: imports take half a minute, so it lives long.
 
-usage: python peer.py < '{"do": NAME, …}'. Rows are [input_ids, loss_mask], in the loader's order.
+Rows are [input_ids, loss_mask], in the loader's order.
 """
 
 import contextlib
 import json
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +140,11 @@ DEEDS: dict[str, Any] = {
 }
 
 if __name__ == "__main__":
-    asked = json.load(sys.stdin)
-    with contextlib.redirect_stdout(sys.stderr):
-        answer = DEEDS[asked.pop("do")](**asked)
-    json.dump(answer, sys.stdout, default=str)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                answer = {"answer": DEEDS[asked.pop("do")](**asked)}
+        except Exception:  # noqa: BLE001, a test of the other side fails by it
+            answer = {"error": traceback.format_exc()}
+        print(json.dumps(answer, default=str), flush=True)

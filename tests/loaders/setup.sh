@@ -22,6 +22,15 @@ tokenizer.add_tokens(["<think>", "</think>"])
 tokenizer.eos_token, tokenizer.pad_token = "<|im_end|>", "<|endoftext|>"
 tokenizer.save_pretrained("model")
 pathlib.Path("model/chat_template.jinja").unlink()
+# Qwen's way to cut text into words: blank lines are one, whatever comes behind them, so that a prompt's tokens are those
+# of the whole conversation.
+path = pathlib.Path("model/tokenizer.json")
+whole = json.loads(path.read_text())
+words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+split = {"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": False}
+bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+whole["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, bytes_]}
+path.write_text(json.dumps(whole))
 pathlib.Path("model/generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.eos_token_id}))
 pathlib.Path("model/config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": len(tokenizer)}))
 P

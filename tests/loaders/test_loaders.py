@@ -8,6 +8,7 @@ text again must come to the same ids and the same mask.
 import json
 import os
 import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ from tokenmill.render import load_tokenizer
 
 ENV = Path(__file__).parent / "env"
 MODEL = ENV / "model"
-DEADLINE_S = 240.0
+DEADLINE_S = 20.0
+"""For the other process to end, once its input has."""
 
 pytestmark = [pytest.mark.loaders, pytest.mark.timeout(600)]
 
@@ -155,30 +157,41 @@ def by_hand(own: Record) -> Row:
     return prompt + output, [0] * len(prompt) + [1] * len(output)
 
 
-def peer(do: str, **words: Any) -> Any:
-    """What the environment's code answers."""
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1", "PYTHONWARNINGS": "ignore"}
-    env.pop("PYTHONPATH", None)
-    done = subprocess.run(
-        [ENV / "v/bin/python", Path(__file__).parent / "peer.py"],
-        input=json.dumps({"do": do, **words}, default=str),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        env=env,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+Peer = Callable[..., Any]
+"""peer(NAME, …): what the environment's code answers."""
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
+    folder = tmp_path_factory.mktemp("peer")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    env |= {"HF_HOME": str(folder), "HF_HUB_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    with (folder / "stderr").open("w+") as told:
+        command = [str(ENV / "v/bin/python"), "-W", "ignore", str(Path(__file__).parent / "peer.py")]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=told, text=True, env=env
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def ask(do: str, **words: Any) -> Any:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print(json.dumps({"do": do, **words}, default=str), file=process.stdin, flush=True)
+            line = process.stdout.readline()
+            told.seek(0)
+            answer = json.loads(line) if line else {"error": "it ended"}
+            assert "error" not in answer, told.read()[-3000:] + answer["error"]
+            return answer["answer"]
+
+        yield ask
+        process.stdin.close()
+        process.stdout.close()
+        process.wait(DEADLINE_S)
 
 
 def pairs(found: Any) -> list[Row]:
     return sorted((ids, mask) for ids, mask in found)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`datasets` caches by name and size of files: each test has a cache of its own."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
 
 
 def exported(tmp_path: Path, run: RunFolder, form: str, **choice: Any) -> Path:
@@ -189,14 +202,14 @@ def exported(tmp_path: Path, run: RunFolder, form: str, **choice: Any) -> Path:
 
 # -- token ids ---------------------------------------------------------------------------------------------------------
 @every_mode
-def test_specforge_takes_our_ids_as_they_are(tokenizer: Any, tmp_path: Path, mode: Mode) -> None:
+def test_specforge_takes_our_ids_as_they_are(peer: Peer, tokenizer: Any, tmp_path: Path, mode: Mode) -> None:
     own = records(tokenizer, mode)
     out = exported(tmp_path, stored(tmp_path, own), "specforge")
     (file,) = (out / "train").iterdir()
     assert peer("specforge", file=file, length=ALL) == [list(by_hand(each)) for each in own]
 
 
-def test_specforge_and_speculators_cut_as_we_do(tokenizer: Any, tmp_path: Path) -> None:
+def test_specforge_and_speculators_cut_as_we_do(peer: Peer, tokenizer: Any, tmp_path: Path) -> None:
     own = records(tokenizer, MODES[4])
     run = stored(tmp_path, own)
     length = len(by_hand(own[0])[0]) - 5
@@ -218,7 +231,7 @@ def test_specforge_and_speculators_cut_as_we_do(tokenizer: Any, tmp_path: Path) 
 
 
 @every_mode
-def test_speculators_takes_our_ids_as_they_are(tokenizer: Any, tmp_path: Path, mode: Mode) -> None:
+def test_speculators_takes_our_ids_as_they_are(peer: Peer, tokenizer: Any, tmp_path: Path, mode: Mode) -> None:
     own = records(tokenizer, mode)
     out = exported(tmp_path, stored(tmp_path, own), "speculators", validation=0.3)
     held = [row["id"] for row in rows_of(out / "validation")]
@@ -227,7 +240,7 @@ def test_speculators_takes_our_ids_as_they_are(tokenizer: Any, tmp_path: Path, m
     assert len(found) + len(held) == len(own)
 
 
-def test_the_vocabulary_maps_are_the_trainers_own(tokenizer: Any, tmp_path: Path) -> None:
+def test_the_vocabulary_maps_are_the_trainers_own(peer: Peer, tokenizer: Any, tmp_path: Path) -> None:
     own = records(tokenizer, MODES[4])
     run, whole = stored(tmp_path, own), len(tokenizer)
     counts = vocabmap.count(iter(own), Rules(), whole)
@@ -253,7 +266,7 @@ def finished(own: list[Record]) -> list[Record]:
 
 
 @every_mode
-def test_specforge_renders_our_conversations_to_the_same_ids(tokenizer: Any, tmp_path: Path, mode: Mode) -> None:
+def test_specforge_renders_our_talks_to_the_same_ids(peer: Peer, tokenizer: Any, tmp_path: Path, mode: Mode) -> None:
     own = records(tokenizer, mode)
     out = exported(tmp_path, stored(tmp_path, own), "specforge-chat")
     (file,) = (out / "train").iterdir()
@@ -262,9 +275,10 @@ def test_specforge_renders_our_conversations_to_the_same_ids(tokenizer: Any, tmp
     assert pairs(found) == pairs(closed(tokenizer, each) for each in finished(own))
 
 
-@every_mode
-def test_speculators_renders_our_conversations_to_the_same_ids(tokenizer: Any, tmp_path: Path, mode: Mode) -> None:
-    """A row for each assistant's turn with something in front of it: those of the history are its own doing."""
+@pytest.mark.parametrize("mode", MODES[::2], ids=lambda mode: mode.template)
+def test_speculators_renders_our_talks_to_the_same_ids(peer: Peer, tokenizer: Any, tmp_path: Path, mode: Mode) -> None:
+    """A row for each assistant's turn with something in front of it: those of the history are its own doing. It renders
+    as if thinking were on, whatever a row is like: what was made without goes to it as ids."""
     own = records(tokenizer, mode)
     out = exported(tmp_path, stored(tmp_path, own), "specforge-chat")
     words = {"model": MODEL, "template": template(mode.template), "out": tmp_path / "prepared"}
@@ -274,7 +288,7 @@ def test_speculators_renders_our_conversations_to_the_same_ids(tokenizer: Any, t
 
 
 @every_mode
-def test_trl_renders_our_messages_to_the_same_ids(tokenizer: Any, tmp_path: Path, mode: Mode) -> None:
+def test_trl_renders_our_messages_to_the_same_ids(peer: Peer, tokenizer: Any, tmp_path: Path, mode: Mode) -> None:
     """By the boundary the mask is ours. TRL's training templates keep the scaffold of a thought in history, too, and
     supervise all that follows the header: what the prompt held already (`<think>`, an empty block) is in their mask."""
     own = records(tokenizer, mode)
@@ -297,6 +311,17 @@ def test_trl_renders_our_messages_to_the_same_ids(tokenizer: Any, tmp_path: Path
             assert marks == [0] * start + [1] * (len(whole) - start - 1) + [marks[-1]]
 
 
+def test_an_export_of_the_same_name_is_not_read_as_the_one_before(peer: Peer, tokenizer: Any, tmp_path: Path) -> None:
+    """`datasets` caches by the folder's name and the card's text alone."""
+    for number, own in enumerate((records(tokenizer, MODES[4]), records(tokenizer, MODES[5]))):
+        run = stored(tmp_path / str(number), own)
+        export(run, "messages", tmp_path / str(number) / "out", Rules(), samples=1)
+        (rows,) = peer("loaded", folder=tmp_path / str(number) / "out").values()
+        assert [plain(row["messages"]) for row in rows] == [
+            row["messages"] for row in rows_of(tmp_path / str(number) / "out")
+        ]
+
+
 # -- datasets ----------------------------------------------------------------------------------------------------------
 def plain(value: Any) -> Any:
     """Without what `datasets` adds to unlike objects: None for a field that only others have."""
@@ -306,7 +331,7 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("form", ["specforge", "specforge-chat", "speculators", "messages", "openai-batch"])
-def test_datasets_reads_every_split_as_it_was_written(tokenizer: Any, tmp_path: Path, form: str) -> None:
+def test_datasets_reads_every_split_as_it_was_written(peer: Peer, tokenizer: Any, tmp_path: Path, form: str) -> None:
     own = records(tokenizer, MODES[4])
     out = exported(tmp_path, stored(tmp_path, own), form, validation=0.3)
     found = peer("loaded", folder=out)
@@ -318,7 +343,7 @@ def test_datasets_reads_every_split_as_it_was_written(tokenizer: Any, tmp_path: 
     assert len(rows) == len(written) == len(own if form != "specforge-chat" else finished(own))
 
 
-def test_datasets_reads_our_parquet(tokenizer: Any, tmp_path: Path) -> None:
+def test_datasets_reads_our_parquet(peer: Peer, tokenizer: Any, tmp_path: Path) -> None:
     own = records(tokenizer, MODES[4])
     out = exported(tmp_path, stored(tmp_path, own), "parquet", validation=0.3)
     found = peer("loaded", folder=out)
@@ -330,7 +355,9 @@ def test_datasets_reads_our_parquet(tokenizer: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize("form", ["messages", "specforge-chat"])
-def test_datasets_reads_tools_that_come_late(tokenizer: Any, tmp_path: Path, form: str, thinking: bool) -> None:
+def test_datasets_reads_tools_that_come_late(
+    peer: Peer, tokenizer: Any, tmp_path: Path, form: str, thinking: bool
+) -> None:
     """It takes a file's form from its first 10 MB."""
     long = [{"role": "user", "content": "x" * 20_000}]
     early = [

@@ -67,15 +67,16 @@ def test_conversations_hold_thought_answer_and_tools(run: RunFolder, tmp_path: P
             "role": "assistant",
             "content": "Hello there!",
             "reasoning_content": "It is a greeting, so a greeting is due.",
+            "name": "",
         },
     ]
     assert (first["tools"], first["finish_reason"], third["finish_reason"]) == (
-        [{"type": "function"}],
+        '[{"type":"function"}]',
         "stop",
         "length",
     )
-    assert plain["messages"][-1] == {"role": "assistant", "content": "Hi"}
-    assert "tools" not in plain
+    assert plain["messages"][-1] == {"role": "assistant", "content": "Hi", "name": ""}
+    assert plain["tools"] == "[]"
 
 
 def test_the_rules_of_now_decide_what_goes_out(run: RunFolder, tmp_path: Path) -> None:

@@ -70,10 +70,15 @@ class Format(ABC):
 
 
 # -- conversations -----------------------------------------------------------------------------------------------------
-def conversation(record: Record) -> list[dict[str, Any]]:
+UNLIKE = {"name": ""}
+"""A field of the generated turn that means nothing. `datasets` 5 takes a file's form from its first 10 MB and fails at
+a field that comes later, such as `tool_calls`; but lists of unlike objects it reads as JSON, whatever comes."""
+
+
+def talk(record: Record) -> list[dict[str, Any]]:
     """The prompt's messages and the answer, its thought in `reasoning_content`, where chat templates look for it."""
     messages: list[dict[str, Any]] = msgspec.json.decode(record.messages)
-    return [*messages, answer_of(record)]
+    return [*messages, {**answer_of(record), **UNLIKE}]
 
 
 def answer_of(record: Record) -> dict[str, Any]:
