@@ -1,5 +1,5 @@
-"""A real llama.cpp run whose grammar makes it think, some of it cut off, one and several turns: exported in every format,
-read by the trainers' loaders, and compared token by token with the ids that were recorded."""
+"""A real llama.cpp run whose grammar makes it think, some of it cut off, one and several turns: exported in every
+format, read by the trainers' loaders, and compared token by token with the ids that were recorded."""
 
 import json
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import free_port
 from tests.exports import rows_of
 from tests.harness import Case
 from tests.loaders.test_loaders import ALL, MODEL, Peer, by_hand, pairs, peer
@@ -21,6 +22,9 @@ __all__ = ["peer"]
 
 TIMEOUT_S = 600.0
 
+GRAMMAR = r'root ::= "<think>\n" s "\n</think>\n\n" s s?' + "\n" + r's ::= [A-Z] [a-z ]{10,40} ". "'
+"""Short sentences: on a busy core a token takes a tenth of a second."""
+
 QUESTIONS = ["What is a river?", "Wozu dient ein Kompass? 🧭", "Name three metals.", "Why is the sky blue?"]
 HISTORY = [
     {"role": "user", "content": "Hello, I am Ann."},
@@ -30,7 +34,7 @@ HISTORY = [
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    case = Case(tmp_path_factory.mktemp("llama"), 23460)
+    case = Case(tmp_path_factory.mktemp("llama"), free_port())
     rows = [
         {"id": f"p{n}", "messages": [*(HISTORY if n % 2 else []), {"role": "user", "content": QUESTIONS[n % 4]}]}
         for n in range(12)
@@ -38,10 +42,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     (case.folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     case.settings = {
         "model": {"path": str(quickstart.find_model(print)), "name": "smollm2"},
-        "engine": {"kind": "llamacpp", "args": {"parallel": 4, "ctx-size": 4096, "threads": 2}},
+        "engine": {"kind": "llamacpp", "args": {"parallel": 2, "ctx-size": 1024, "threads": 1}},
         "fleet": {"servers": 1, "start_timeout": "4m"},
-        "generation": {"thinking": True, "max_tokens": 70, "extra": {"grammar": quickstart.GRAMMAR}},
-        "judge": {"min_reasoning_tokens": 4},
+        "generation": {"thinking": True, "max_tokens": 30, "extra": {"grammar": GRAMMAR}},
+        "judge": {"min_reasoning_tokens": 2},
         "gate": {"max_rejected": 1.0, "max_truncated": 1.0},
     }
     case.write()
@@ -61,7 +65,7 @@ def accepted(case: Case) -> list[Record]:
 def exported(case: Case, form: str) -> Path:
     out = case.folder / form
     if not out.exists():
-        export(case.run_folder, form, out, Rules(min_reasoning_tokens=4), samples=1)
+        export(case.run_folder, form, out, Rules(min_reasoning_tokens=2), samples=1)
     return out
 
 
@@ -95,7 +99,7 @@ def test_text_formats_hold_thought_and_answer_as_they_were_written(done: Case, p
 
 @pytest.mark.parametrize("form", plugins.names("formats"))
 def test_inspect_finds_nothing_wrong_with_what_went_out(done: Case, form: str) -> None:
-    rules = Rules(min_reasoning_tokens=4)
+    rules = Rules(min_reasoning_tokens=2)
     found = inspect(exported(done, form), rules)
     assert found.verdict != "fail", found.reasons
     assert found.bad_rows == 0
