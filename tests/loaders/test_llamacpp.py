@@ -44,7 +44,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
         "model": {"path": str(quickstart.find_model(print)), "name": "smollm2"},
         "engine": {"kind": "llamacpp", "args": {"parallel": 2, "ctx-size": 1024, "threads": 1}},
         "fleet": {"servers": 1, "start_timeout": "4m"},
-        "generation": {"thinking": True, "max_tokens": 30, "extra": {"grammar": GRAMMAR}},
+        "generation": {"thinking": True, "max_tokens": 38, "seed": 1, "extra": {"grammar": GRAMMAR}},
         "judge": {"min_reasoning_tokens": 2},
         "gate": {"max_rejected": 1.0, "max_truncated": 1.0},
     }
