@@ -35,7 +35,7 @@ def page(
     """The whole page. `made` are the run's settings; only those of rows that went out are shown."""
     used = [row for row in made if tally.settings[row.id]]
     lines = [
-        *_front(form, rows),
+        *_front(form, rows, f"tokenmill {__version__}, {tally.digest}"),
         f"# {title}",
         "",
         f"{tally.rows:,} rows in the format `{form.name}`, made by tokenmill {__version__}. {form.story}",
@@ -46,11 +46,15 @@ def page(
     return "\n".join(lines) + "\n"
 
 
-def _front(form: Format, rows: dict[Split, int]) -> Iterator[str]:
-    """What `datasets.load_dataset` reads: without it, it would guess the splits by the names of files."""
+def _front(form: Format, rows: dict[Split, int], description: str) -> Iterator[str]:
+    """What `datasets.load_dataset` reads: without it, it would guess the splits by the names of files.
+
+    It caches what it reads by the folder's name and this text alone: the description must tell one content from
+    another, or a second export of that name would be read as the first.
+    """
     yield "---"
     if any(rows.values()):
-        yield from ("configs:", "- config_name: default", "  data_files:")
+        yield from ("configs:", "- config_name: default", f"  description: {description}", "  data_files:")
     for split, count in rows.items():
         if count:
             yield from (f"  - split: {split}", f"    path: {form.pattern(split)}")

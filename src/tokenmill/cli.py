@@ -306,6 +306,7 @@ def _run(path: Path, setting: list[str] | None, skip: list[str] | None, *, detac
     """Runs a config in this process and leaves with its exit code."""
     import shlex
 
+    from tokenmill.export import suggestion
     from tokenmill.folder import RunFolder
     from tokenmill.run import Order
     from tokenmill.run import run as whole
@@ -318,7 +319,7 @@ def _run(path: Path, setting: list[str] | None, skip: list[str] | None, *, detac
     with View(None if detached else folder.run_log) as view:
         code = _loop(whole(Order(loaded, shlex.join(words), tuple(skip or ())), view))
     if (last := folder.status()) is not None:
-        for line in farewell(last, folder.path, code):
+        for line in farewell(last, folder.path, code, suggestion(folder)):
             _say(line)
     raise typer.Exit(code)
 

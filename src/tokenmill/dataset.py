@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +22,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from tokenmill.core.records import NULL, Parts, Record
+from tokenmill.core.records import FAILURES, NULL, Parts, Record
 from tokenmill.errors import StoreError
 from tokenmill.store import is_whole, journals, number_of, part_of, parts, place_of, plain
 
@@ -184,6 +185,14 @@ def records(data: Path) -> Iterator[Record]:
             again[identity] -= 1
             if again[identity] == 0:
                 yield best.pop(identity)[1]
+
+
+def completion(data: Path) -> Record | None:
+    """Any record that has a completion, the first at hand; None where there is none."""
+    with _Snapshot(data) as files:
+        lines = (line for journal in files.journals for line in _lines(journal.file) if is_whole(line))
+        stored = chain((_record.decode(plain(line)) for line in lines), *map(part_records, files.parts))
+        return next((record for record in stored if FAILURES.isdisjoint(record.labels)), None)
 
 
 def _stored_again(files: _Snapshot) -> Counter[tuple[str, int, int]]:

@@ -86,44 +86,44 @@ def _so_far(tally: Tally, volume: int, seconds: float, marked: bool | None) -> s
 def _found(path: Path, rules: Rules, trainer: Trainer | None) -> Measured:
     if dataset.is_run(path):
         yield from ((measure_record(record, rules), 0) for record in dataset.records(path / "data"))
-    elif ours := _own_parts(path):
-        for part in ours:
-            yield from ((measure_record(record, rules), 0) for record in dataset.part_records(part))
-    else:
-        rows = _of_known_shape(path)
+        return
+    every = files(path)
+    ours = [file for file in every if _is_ours(file)]
+    for part in ours:
+        yield from ((measure_record(record, rules), 0) for record in dataset.part_records(part))
+    if others := [file for file in every if file not in ours]:
+        rows = _of_known_shape(path, others)
         while some := list(islice(rows, BATCH)):
             found = measure([row for row, _ in some], rules, trainer)
             yield from zip(found, (size for _, size in some), strict=True)
 
 
-def _of_known_shape(path: Path) -> Iterator[Sized]:
-    """All rows, once one of the first is known to have a known shape."""
-    rows, first = stream(path), list[Sized]()
+def _of_known_shape(path: Path, some: list[Path]) -> Iterator[Sized]:
+    """All rows of these files of the set, once one of the first is known to have a known shape."""
+    rows, first = stream(some), list[Sized]()
     for one in rows:
         first.append(one)
         if not isinstance(one[0], Bad):
             break
         if len(first) == STRANGE_ROWS:
-            raise _no_shape(path, first)
+            raise _no_shape(path, some[0], first)
     else:
         if first:
-            raise _no_shape(path, first)
+            raise _no_shape(path, some[0], first)
     yield from first
     yield from rows
 
 
-def _own_parts(path: Path) -> list[Path]:
-    """The files of a Parquet export or of a run's data folder: they hold records, which say more than messages."""
-    wanted = {"key", "labels", "output_ids", "parts"}
-    return [file for file in files(path) if file.suffix == ".parquet" and wanted <= set(names(file))]
+def _is_ours(file: Path) -> bool:
+    """Whether it is of a Parquet export or of a run's data folder: it holds records, which say more than messages."""
+    return file.suffix == ".parquet" and set(names(file)) >= {"key", "labels", "output_ids", "parts"}
 
 
-def _no_shape(path: Path, strange: list[Sized]) -> UsageError:
+def _no_shape(path: Path, first: Path, strange: list[Sized]) -> UsageError:
     """Which fields were found, and which shapes are known."""
     bad = [row for row, _ in strange if isinstance(row, Bad)]
     odd = next((row for row in bad if row.fields is not None), bad[0])
     why = f"{odd.name}: {odd.why}"
-    first = files(path)[0]
     if first.suffix == ".parquet":
         why = f"the columns of {first.name}: {', '.join(names(first))}"
     return UsageError(

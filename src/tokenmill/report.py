@@ -21,6 +21,7 @@ from tokenmill.core.judge import Rules, Verdict
 from tokenmill.core.records import Record
 from tokenmill.dataset import Brief
 from tokenmill.errors import StoreError
+from tokenmill.export import suggestion
 from tokenmill.folder import RunFolder, write_aside
 from tokenmill.view import duration
 
@@ -127,7 +128,7 @@ def build(folder: RunFolder, rules: Rules, total: int, trouble: str = "") -> Rep
         tally.add(brief)
     ended = sum(tally.verdicts.values())
     accepted = tally.verdicts[Verdict.ACCEPTED]
-    command = f"tokenmill export {folder.path} messages OUT"
+    command = suggestion(folder)
     if trouble:
         verdict = f"Stopped: {trouble.splitlines()[0]}"
     elif ended < total or not total:

@@ -189,8 +189,8 @@ def changes(before: Iterable[ServerStatus], servers: Iterable[ServerStatus]) -> 
             yield f"server {_name(server)}: {f'{server.state} {start_of(server)}'.strip()}"
 
 
-def farewell(last: RunStatus, folder: Path, code: int) -> Iterator[str]:
-    """What a finished run says last: counts, and where everything is."""
+def farewell(last: RunStatus, folder: Path, code: int, export: str) -> Iterator[str]:
+    """What a finished run says last: counts, where everything is, and the command that takes the data out."""
     counts = last.prompts
     verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
     speed = f" · {last.tokens:,} tokens in {duration(last.seconds)}, {last.tokens_per_s:,.0f} tok/s"
@@ -199,7 +199,7 @@ def farewell(last: RunStatus, folder: Path, code: int) -> Iterator[str]:
     yield f"report   {folder / 'report.html'}"
     if code == 0:
         yield f"next     tokenmill inspect {folder}"
-        yield f"         tokenmill export {folder} messages OUT"
+        yield f"         {export}"
     else:
         yield "next     start it again: it goes on where it is"
 

@@ -70,23 +70,30 @@ class Format(ABC):
 
 
 # -- conversations -----------------------------------------------------------------------------------------------------
-def conversation(record: Record) -> list[dict[str, Any]]:
+UNLIKE = {"name": ""}
+"""A field of the generated turn that means nothing. `datasets` 5 takes a file's form from its first 10 MB and fails at
+a field that comes later, such as `tool_calls`; but lists of unlike objects it reads as JSON, whatever comes."""
+
+
+def talk(record: Record) -> list[dict[str, Any]]:
     """The prompt's messages and the answer, its thought in `reasoning_content`, where chat templates look for it."""
     messages: list[dict[str, Any]] = msgspec.json.decode(record.messages)
-    return [*messages, answer_of(record)]
+    return [*messages, {**answer_of(record), **UNLIKE}]
 
 
 def answer_of(record: Record) -> dict[str, Any]:
-    """The assistant's turn that was generated."""
+    """The assistant's turn that was generated. Its thought's field is there wherever thinking was on, for readers that
+    take a file's form from its first rows, and nowhere else: an empty one would say that a thought was lost."""
     answer: dict[str, Any] = {"role": "assistant", "content": record.answer}
-    if record.reasoning:
+    if record.reasoning or record.thinking:
         answer["reasoning_content"] = record.reasoning
     return answer
 
 
-def tools(record: Record) -> Any:
-    """The tools a prompt offers, None where it offers none."""
-    return None if record.tools == NULL else msgspec.json.decode(record.tools)
+def tools_text(record: Record) -> str:
+    """The tools that a prompt offers, as JSON text. TRL, Axolotl, SpecForge and speculators decode it themselves; as
+    lists, tools of different parameters would be no column that Arrow can hold."""
+    return "[]" if record.tools == NULL else bytes(record.tools).decode()
 
 
 # -- token ids ---------------------------------------------------------------------------------------------------------
