@@ -70,6 +70,7 @@ def export(
     rules: Rules,
     *,
     samples: int,
+    turns: str = "last",
     choice: Choice = ALL,
     model: Path | None = None,
     tell: Tell = lambda text: None,
@@ -85,7 +86,7 @@ def export(
     if choice.length and not kind.needs_ids:
         fix = "leave --max-length out, or bound its rows by --max-tokens"
         raise UsageError(f"{name} holds text, and only token ids can be cut at a length", fix=fix)
-    several = samples > 1 or any(brief.sample or brief.turn for brief in dataset.briefs(folder.data))
+    several = samples > 1 or turns == "all" or any(brief.sample or brief.turn for brief in dataset.briefs(folder.data))
     made = settings.read(folder.data)
     form = kind(several=several, settings={row.id: row for row in made})
     sieve, tally = Sieve(form, rules, choice), Tally(form)

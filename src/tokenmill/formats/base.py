@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from tokenmill.core import turns
 from tokenmill.core.records import NULL, Record, record_id
 from tokenmill.settings import Settings
 
@@ -78,10 +79,7 @@ def conversation(record: Record) -> list[dict[str, Any]]:
 
 def answer_of(record: Record) -> dict[str, Any]:
     """The assistant's turn that was generated."""
-    answer: dict[str, Any] = {"role": "assistant", "content": record.answer}
-    if record.reasoning:
-        answer["reasoning_content"] = record.reasoning
-    return answer
+    return dict(turns.answer(record))
 
 
 def tools(record: Record) -> Any:
