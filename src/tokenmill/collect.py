@@ -96,9 +96,7 @@ class Collector:
         await self._write_the_rest()
         self._size_the_last_cohort()
         if self._broken_off:
-            words = (
-                f"{self._broken_off:,} turns were not asked for, since one before them was rejected, cut off or failed"
-            )
+            words = f"{self._broken_off:,} turns were not asked for: one before them was rejected, cut off or failed"
             self._log.say("prompts", words, "warn")
         if self._unusable:
             counts = ", ".join(f"{label} {count:,}" for label, count in self._unusable.most_common())

@@ -2,8 +2,8 @@
 
 Reading happens in one worker thread, a batch ahead; rows that cannot be used come out as failed records.
 
-Where every turn is asked for, a conversation that was begun goes on before another one begins: a turn's record makes the
-next turn's prompt. What is still to be said in it waits here, so that no more than those with a prompt out are held.
+Where every turn is asked for, a conversation that was begun goes on before another one begins: a turn's record makes
+the next turn's prompt. What is still to be said waits here, of those conversations only that have a prompt out.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ LATER = -2
 Item = Prompt | Record
 
 Begun = Mapping[tuple[int, int], tuple[Record, str]]
-"""Of conversations that an earlier life began, by row and sample: the record of the last turn, and why the next cannot be
-asked for, empty where it can."""
+"""Of conversations that an earlier life began, by row and sample: the record of the last turn, and why the next cannot
+be asked for, empty where it can."""
 
 
 class Feed:
-    """`first_cohort` are the rows of cohort 0 that have no record yet; later cohorts count from `next_cohort` on, by ids:
-    the turns of a conversation come to be in several. `last_cohort` is the number and size so far of the cohort that is
-    being filled. `begun`: see there.
+    """`first_cohort` are the rows of cohort 0 that have no record yet; later cohorts count from `next_cohort` on, by
+    ids: the turns of a conversation come to be in several. `last_cohort` is the number and size so far of the cohort
+    that is being filled.
     """
 
     def __init__(

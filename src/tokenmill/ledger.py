@@ -1,8 +1,8 @@
 """The accounts of a run: what became of every id. accepted + rejected + failed + pending = all ids asked for, always.
 
-A byte an id, and the arrays of prompts.Index; a row whose turns are all asked for has so many ids, and costs four bytes
-more. Verdicts are computed anew from the stored measurements at every start, so that [judge] may change; rows found again
-in the store are matched by the hash of their key.
+A byte an id, and the arrays of prompts.Index; where all turns are asked for, a row has an id for each, and costs six
+bytes more. Verdicts are computed anew from the stored measurements at every start, so that [judge] may change; rows
+found again in the store are matched by the hash of their key.
 """
 
 from collections.abc import Iterable, Iterator
@@ -48,8 +48,8 @@ class Found:
 
 
 class Ledger:
-    """`samples` completions of each row, and of each of its turns where the index counts them; only rows of shard i of n
-    count, each by the hash of its key."""
+    """`samples` completions of each row, and of each of its turns where the index counts them; only rows of shard i of
+    n count, each by the hash of its key."""
 
     def __init__(self, index: Index, samples: int, shard: tuple[int, int] = (0, 1)) -> None:
         self.index = index
@@ -73,7 +73,8 @@ class Ledger:
         """How many ids each row has."""
         if self._starts is None:
             return np.full(len(self.index), self.samples)
-        return np.diff(self._starts.astype(np.int64))
+        starts = self._starts.astype(np.int64)
+        return starts[1:] - starts[:-1]
 
     def _row_starts(self) -> npt.NDArray[np.int64]:
         """Where each row's ids begin."""
@@ -154,8 +155,8 @@ class Ledger:
             self.labels[label] = self.labels.get(label, 0) + 1
 
     def _reopen(self) -> None:
-        """A turn that was broken off is asked for after all where the one before it is good by now: under other rules, or
-        since it was generated anew. Its old record counts no more."""
+        """A turn that was broken off is asked for after all where the one before it is good by now: under other rules,
+        or since it was generated anew. Its old record counts no more."""
         while True:
             places = np.flatnonzero(self._states == BROKEN_OFF)  # never a conversation's first turn
             back = places[np.isin(self._states[places - 1], (ACCEPTED, PENDING))]

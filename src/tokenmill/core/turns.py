@@ -53,7 +53,7 @@ def following(record: Record, new: msgspec.Raw) -> msgspec.Raw:
 
 
 def goes_on(verdict: Verdict, finish_reason: str) -> bool:
-    """Whether a conversation can go on after a turn: an answer that was rejected or cut off is no history to build on."""
+    """Whether a conversation can go on after a turn: one that was rejected or cut off is no history to build on."""
     return verdict is Verdict.ACCEPTED and finish_reason == "stop"
 
 
