@@ -289,6 +289,14 @@ def conversation(data: bytes) -> Conversation:
     return Conversation(asked, tools)
 
 
+def as_given(data: bytes) -> list[tuple[msgspec.Raw, msgspec.Raw]]:
+    """What each turn would be asked with, and the tools, were the row's own answers the model's: about as long as what
+    will be. Raises BadPromptError."""
+    normal, tools = _normal(data)
+    found = segments([message["role"] for message in normal])
+    return [(msgspec.Raw(msgspec.json.encode(normal[: own[-1] + 1])), tools) for own in found]
+
+
 def count_turns(data: bytes) -> int:
     """The answers that a row asks for, by its roles alone; 1 of a row that cannot be used: it has one record then."""
     try:

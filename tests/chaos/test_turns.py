@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def assert_conversations(records: list[Record], asked: dict[str, int], rules: Ru
     for record in records:
         by_conversation[record.key, record.sample].append(record)
     for own in by_conversation.values():
-        for before, record in zip(own, own[1:], strict=False):
+        for before, record in pairwise(own):
             verdict, _ = judge.judged(before, rules)
             if verdict is not Verdict.ACCEPTED or before.finish_reason != "stop":
                 assert record.labels == ("broken_off",)

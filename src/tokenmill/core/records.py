@@ -29,8 +29,8 @@ Label = Literal[
     "duplicate",
     "broken_off",
 ]
-"""`bad_text` is ours beyond the usual set: NUL, half a surrogate pair, or many replacement characters in the output.
-So is `broken_off`: an earlier turn of the conversation was rejected, cut off or failed, and this one never asked for."""
+"""`bad_text` is ours beyond the usual set: NUL, half a surrogate pair, or many replacement characters in the output; so
+is `broken_off`: a turn before it in the conversation was rejected, cut off or failed, and this one never asked for."""
 
 FAILURES: frozenset[str] = frozenset(
     {"prompt_too_long", "bad_prompt", "request_refused", "aborted", "duplicate", "broken_off"}
