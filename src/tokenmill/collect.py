@@ -136,10 +136,12 @@ class Collector:
     async def _keep(self, records: list[Record]) -> None:
         """Stores what ended; turns that can never be asked for after it end with it."""
         feed, rules = self._accounts.feed, self._accounts.rules
-        whys = [(record, why) for record in records if (why := why_broken_off(record, rules))]
-        records = [*records, *(given_up for record, why in whys for given_up in feed.broken_off(record, why))]
+        ended = []
+        for record in records:
+            why = why_broken_off(record, rules)
+            ended += [record, *(feed.broken_off(record, why) if why else ())]
         try:
-            await self._append(records)
+            await self._append(ended)
         except (GuardError, VanishedError) as error:
             self.failure = error
             await self._end(0.0)

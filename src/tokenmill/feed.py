@@ -62,6 +62,7 @@ class Feed:
         self._settings = settings
         self._numbers = cohorts(max(next_cohort, 1), cohort)
         self._begun = dict(begun or {})
+        self._reopened: dict[tuple[int, int], tuple[Record, str]] = {}
         self._to_say: dict[tuple[int, int], list[Raw]] = {}
         self._next_turns: deque[Prompt] = deque()
         self._repeats = ledger.index.repeats_content() if dedup else None
@@ -85,7 +86,8 @@ class Feed:
     @property
     def ended(self) -> bool:
         """Whether every prompt of the set has been taken, and every turn that can be asked for."""
-        return self._read_all and not self._ready and not self._to_say and not self._next_turns
+        waiting = self._ready or self._to_say or self._next_turns or self._reopened
+        return self._read_all and not waiting
 
     async def take(self, count: int) -> list[Item]:
         """The next items, `count` at most; fewer only at the end of the set."""
@@ -94,6 +96,9 @@ class Feed:
 
     async def _read_ahead(self, count: int) -> list[Item]:
         loop = asyncio.get_running_loop()
+        if self._read_all and self._reopened:
+            self._begun, self._reopened = self._reopened, {}
+            self._stream, self._read_all = self._gone_on_after_all(set(self._begun)), False
         while len(self._ready) < count and not self._read_all:
             if self._ahead is None:
                 self._ahead = loop.run_in_executor(self._thread, self._read)
@@ -122,13 +127,16 @@ class Feed:
         ]
 
     def answered(self, record: Record) -> None:
-        """A turn's record is stored, and the conversation goes on: its next turn can be asked for."""
+        """A turn's record is stored, and the conversation goes on: its next turn can be asked for. So can those that an
+        older record of the turn had broken off, once the rest of the set is read."""
         own = (record.row, record.sample)
         if to_say := self._to_say.get(own):
             asked = following(record, to_say.pop(0))
             if not to_say:
                 del self._to_say[own]
             self._next_turns.append(self._prompt_after(record, asked, record.turn + 1, LATER))
+        elif self._ledger.reopen(record):
+            self._reopened[own] = replace(record, prompt_ids=NULL, output_ids=NULL), ""
 
     def _prompt_after(self, record: Record, asked: Raw, turn: int, cohort: int) -> Prompt:
         own = (record.key, record.sample, record.row, cohort, record.digest)
@@ -149,8 +157,15 @@ class Feed:
         for raw in prompts.rows(self._path, rest):
             yield from self._row_items(raw, LATER)
 
-    def _row_items(self, raw: RawRow, cohort: int) -> Iterator[Item]:
-        samples = self._ledger.pending_samples(raw.row)
+    def _gone_on_after_all(self, wanted: set[tuple[int, int]]) -> Iterator[Item]:
+        """Conversations that an answer broke off which was made anew since; their rows are read once more."""
+        rows = np.zeros(len(self._ledger.index), dtype=np.bool_)
+        rows[[row for row, _ in wanted]] = True
+        for raw in prompts.rows(self._path, rows):
+            yield from self._row_items(raw, LATER, [sample for row, sample in sorted(wanted) if row == raw.row])
+
+    def _row_items(self, raw: RawRow, cohort: int, only: list[int] | None = None) -> Iterator[Item]:
+        samples = self._ledger.pending_samples(raw.row) if only is None else only
         if not samples:
             return
         own = prompts.identity(raw.data)

@@ -7,7 +7,7 @@ found again in the store are matched by the hash of their key.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -164,6 +164,19 @@ class Ledger:
                 return
             self._states[back] = PENDING
             self.take_back(["broken_off"] * len(back), 0)
+
+    def reopen(self, record: Record) -> bool:
+        """After a record that counts in an older one's place: the turns that the older one broke off are pending again.
+        Whether there are any."""
+        turns = range(record.turn + 1, self.turns(record.row))
+        places = [self._place(record.row, record.sample, turn) for turn in turns]
+        if not places or self._bytes[places[0]] != BROKEN_OFF:
+            return False
+        back = list(takewhile(lambda place: self._bytes[place] == BROKEN_OFF, places))
+        for place in back:
+            self._bytes[place] = PENDING
+        self.take_back(["broken_off"] * len(back), 0)
+        return True
 
     def pending_turns(self, row: int, sample: int) -> range:
         """The first turns of a row's sample, in a row, that have no record; empty where all have one."""

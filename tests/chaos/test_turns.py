@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import urllib.request
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 
 from tests.chaos.conftest import SLOTS
+from tests.exports import rows_of
 from tests.harness import Case, requests
 from tokenmill.core import judge, turns
 from tokenmill.core.judge import Rules, Verdict
@@ -72,7 +74,7 @@ def test_killed_in_mid_conversation_every_turn_is_there_once_on_the_answers_stor
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    asked = write_conversations(case.folder / "prompts.jsonl", rng, 60)
+    asked = write_conversations(case.folder / "prompts.jsonl", rng, 40)
     log, total = case.folder / "requests.jsonl", 2 * sum(asked.values())
     args = {"slots": 3, "latency-ms": 60, "sigma": 1.0, "bad": 0.1, "requests": str(log)}
     case.write(
@@ -104,16 +106,45 @@ def test_killed_in_mid_conversation_every_turn_is_there_once_on_the_answers_stor
 
 @pytest.mark.timeout(180)
 def test_a_real_model_is_sent_its_own_words(llama: Case) -> None:
-    """Two turns and three, on llama.cpp: the ids of each prompt begin with the rendering of the history."""
-    rng = random.Random(7)
-    asked = write_conversations(llama.folder / "prompts.jsonl", rng, 6)
+    """On llama.cpp: the ids of every prompt are those of the history as the server's template renders it, and exports
+    hold what was sent."""
+    asked = write_conversations(llama.folder / "prompts.jsonl", random.Random(16), 5)
     grammar = 'root ::= [A-Z] [a-z]{3,12} "."'
     llama.write(
-        generation={"turns": "all", "thinking": False, "max_tokens": 24, "extra": {"grammar": grammar}},
+        generation={"turns": "all", "max_tokens": 24, "extra": {"grammar": grammar}},
         engine={"args": {**llama.settings["engine"]["args"], "ctx-size": 1024 * SLOTS}},
+        fleet={"servers": 1, "keep_servers": "always"},
     )
     assert llama.run(timeout_s=150) == 0, llama.output()
     records = llama.records()
+    assert any(b"tool_calls" in bytes(record.messages) for record in records)
+    assert {record.labels for record in records} == {()}
     assert_conversations(records, asked, Rules())
-    rows = export(llama.run_folder, "specforge", llama.folder / "out", Rules(), samples=1, turns="all")
-    assert rows == len(records)
+    port = llama.run_folder.state().servers[0].port
+    for record in records:
+        body = {"messages": record.messages, "chat_template_kwargs": {"enable_thinking": False}}
+        offered = {} if bytes(record.tools) == b"null" else {"tools": record.tools}
+        text = ask(port, "/apply-template", {**body, **offered})["prompt"]
+        ids = ask(port, "/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"]
+        assert msgspec.json.decode(record.prompt_ids) == ids
+        answers = [turn["content"] for turn in msgspec.json.decode(record.messages) if turn["role"] == "assistant"]
+        assert all(answer in text for answer in answers if answer)
+    for form, field in (("messages", "messages"), ("specforge-chat", "conversations")):
+        out = llama.folder / form
+        assert export(llama.run_folder, form, out, Rules(), samples=1, turns="all") == len(records)
+        rows = rows_of(out)
+        assert [row["id"] for row in rows] == [f"{one.key}#0.{one.turn}" for one in records]
+        for row, record in zip(rows, records, strict=True):
+            sent = msgspec.json.decode(record.messages)
+            assert [(turn["role"], turn["content"]) for turn in row[field][:-1]] == [
+                (turn["role"], turn["content"]) for turn in sent
+            ]
+            assert row[field][-1]["content"] == record.answer
+
+
+def ask(port: int, path: str, body: dict[str, Any]) -> Any:
+    """One request to a server, by nobody's code but the standard library's."""
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", msgspec.json.encode(body), headers)
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.load(answer)

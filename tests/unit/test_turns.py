@@ -40,8 +40,6 @@ S, U, A, T = "system", "user", "assistant", "tool"
         ([U, A, T, U, A], [[0, 1, 2], [3]]),
         ([U, A, A, T, A], [[0], [2, 3]]),
         ([S, A, T, A, U], [[0, 1, 2, 3, 4]]),
-        # A call without results is an answer like others.
-        ([U, A, U, A], [[0], [2]]),
         ([S], []),
         ([A, T], []),
     ],
@@ -119,7 +117,10 @@ def test_the_next_turn_is_asked_with_the_history_as_it_was_the_answer_and_its_th
     ("fields", "why"),
     [
         ({}, ""),
-        ({"labels": ("truncated_in_answer",), "finish_reason": "length"}, "turn 2 of this conversation was cut off: trun"),
+        (
+            {"labels": ("truncated_in_answer",), "finish_reason": "length"},
+            "turn 2 of this conversation was cut off: trun",
+        ),
         ({"repetition": 9.0}, "turn 2 of this conversation was rejected: repetition"),
         ({"labels": ("prompt_too_long",)}, "turn 2 of this conversation has failed: prompt_too_long"),
     ],
