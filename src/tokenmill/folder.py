@@ -2,7 +2,8 @@
 
     config.toml    as resolved, secrets out        state.json     owner and servers: enough to adopt or to end them
     status.json    what `status` shows             events.jsonl   all that happened, append-only
-    run.log        what a terminal would have seen  logs/          each server's own output
+    run.log        what a terminal would have seen  history.jsonl  the run in numbers, every ten seconds
+    logs/          each server's own output
     data/          the store's                     report.html, report.json
 
 The lock is an flock on `.lock`: the kernel frees it however its owner dies.
@@ -99,6 +100,7 @@ class RunFolder:
         self.state_file = path / "state.json"
         self.status_file = path / "status.json"
         self.events = path / "events.jsonl"
+        self.history = path / "history.jsonl"
         self.run_log = path / "run.log"
         self.data = path / "data"
         self.logs = path / "logs"

@@ -6,6 +6,7 @@ from collections import deque
 from tokenmill.core.status import NodeStatus, PromptCounts, RunStatus
 from tokenmill.events import now
 from tokenmill.folder import RunFolder
+from tokenmill.history import History
 from tokenmill.ledger import Ledger
 from tokenmill.view import View
 
@@ -26,6 +27,7 @@ class Progress:
         self.copied = 0.0
         self.ledger: Ledger | None = None
         self._folder = folder
+        self._history = History(folder.history)
         self._before = folder.status()
         self._view = view
         self._node: NodeStatus | None = None
@@ -62,6 +64,7 @@ class Progress:
             self._folder.write_status(status)
         except OSError:
             pass  # the store says it if the disk is full
+        self._history.note(status)
         self._view.show(status)
 
     def status(self) -> RunStatus:
