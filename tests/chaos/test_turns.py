@@ -28,6 +28,11 @@ CALL = {
     "tool_calls": [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
 }
 RESULT = {"role": "tool", "tool_call_id": "1", "content": "It is 5."}
+KEEPS_THOUGHTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 
 
@@ -106,32 +111,36 @@ def test_killed_in_mid_conversation_every_turn_is_there_once_on_the_answers_stor
 
 @pytest.mark.timeout(180)
 def test_a_real_model_is_sent_its_own_words(llama: Case) -> None:
-    """On llama.cpp: the ids of every prompt are those of the history as the server's template renders it, and exports
-    hold what was sent."""
+    """On llama.cpp, with a template that keeps thoughts: the ids of every prompt are those of the history as the server
+    renders it, the thoughts of earlier turns in it, and exports hold what was sent."""
     asked = write_conversations(llama.folder / "prompts.jsonl", random.Random(16), 5)
-    grammar = 'root ::= [A-Z] [a-z]{3,12} "."'
+    grammar = 'root ::= "<think>" [a-z]{6,12} " " [a-z]{3,6} "</think>" [A-Z] [a-z]{3,12} "."'
+    args = {**llama.settings["engine"]["args"], "chat-template": KEEPS_THOUGHTS}
     llama.write(
-        generation={"turns": "all", "max_tokens": 24, "extra": {"grammar": grammar}},
-        engine={"args": {**llama.settings["engine"]["args"], "ctx-size": 1024 * SLOTS}},
+        generation={"turns": "all", "thinking": True, "max_tokens": 60, "extra": {"grammar": grammar}},
+        judge={"min_reasoning_tokens": 1},
+        engine={"args": {**args, "ctx-size": 1024 * SLOTS}},
         fleet={"servers": 1, "keep_servers": "always"},
     )
     assert llama.run(timeout_s=150) == 0, llama.output()
-    records = llama.records()
+    records, rules = llama.records(), Rules(min_reasoning_tokens=1)
     assert any(b"tool_calls" in bytes(record.messages) for record in records)
     assert {record.labels for record in records} == {()}
-    assert_conversations(records, asked, Rules())
+    assert all(record.reasoning for record in records)
+    assert_conversations(records, asked, rules)
     port = llama.run_folder.state().servers[0].port
     for record in records:
-        body = {"messages": record.messages, "chat_template_kwargs": {"enable_thinking": False}}
+        body = {"messages": record.messages, "chat_template_kwargs": {"enable_thinking": True}}
         offered = {} if bytes(record.tools) == b"null" else {"tools": record.tools}
         text = ask(port, "/apply-template", {**body, **offered})["prompt"]
         ids = ask(port, "/tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"]
         assert msgspec.json.decode(record.prompt_ids) == ids
-        answers = [turn["content"] for turn in msgspec.json.decode(record.messages) if turn["role"] == "assistant"]
-        assert all(answer in text for answer in answers if answer)
+        for turn in msgspec.json.decode(record.messages):
+            if turn.get("reasoning_content"):
+                assert f"<think>{turn['reasoning_content']}</think>{turn['content']}<|im_end|>" in text
     for form, field in (("messages", "messages"), ("specforge-chat", "conversations")):
         out = llama.folder / form
-        assert export(llama.run_folder, form, out, Rules(), samples=1, turns="all") == len(records)
+        assert export(llama.run_folder, form, out, rules, samples=1, turns="all") == len(records)
         rows = rows_of(out)
         assert [row["id"] for row in rows] == [f"{one.key}#0.{one.turn}" for one in records]
         for row, record in zip(rows, records, strict=True):
