@@ -17,10 +17,13 @@ START_S = 300.0
 FLAGS = {
     "attention-backend": "triton",
     "sampling-backend": "pytorch",
-    "mem-fraction-static": 0.3,
+    "mem-fraction-static": 0.5,
+    "max-total-tokens": 200_000,
     "context-length": 4096,
     "cuda-graph-max-bs": 64,
 }
+
+"""SGLang takes its fraction of the whole card from what is free: servers that share one take tokens instead."""
 
 TOPICS = [
     "tides",

@@ -32,8 +32,7 @@ GENERATION = {
     "thinking": False,
     "extra": {"min_new_tokens": 256},
 }
-ARGS = {**FLAGS, "cuda-graph-max-bs": 256, "mem-fraction-static": 0.5, "max-total-tokens": 400_000}
-"""Servers that share a card must not each take a fraction of what is left: tokens are the same for all."""
+ARGS = {**FLAGS, "cuda-graph-max-bs": 256, "max-total-tokens": 400_000}
 
 
 def under_tokenmill(records: list[Record], width_s: float) -> Rate:

@@ -30,6 +30,8 @@ SERVERS = 7
 WIDTH = 128
 MANY = {**ARGS, "cuda-graph-max-bs": 128, "max-total-tokens": 200_000}
 STALL_S = 20.0
+SHORT = {"max_tokens": 128, "extra": {"min_new_tokens": 64}}
+"""50,000 answers within minutes, on one card, too."""
 
 
 @contextmanager
@@ -63,7 +65,7 @@ def many_case(folder: Path, args: argparse.Namespace, servers: int, **overrides:
         args,
         args.port,
         engine={"args": MANY},
-        generation={**GENERATION, "concurrency": WIDTH},
+        generation={**GENERATION, "concurrency": WIDTH, **overrides.pop("generation", {})},
         fleet={"gpus": cards(args, min(servers, len(args.gpus))), "servers": servers, "stall_timeout": f"{STALL_S}s"},
         **overrides,
     )
@@ -89,7 +91,7 @@ def starts(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 def many(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """All prompts on SERVERS servers; in the middle one's main process is killed and another's scheduler stopped."""
     with untouched(args) as last:
-        case = many_case(folder, args, SERVERS)
+        case = many_case(folder, args, SERVERS, generation=SHORT)
         began = time.monotonic()
         process = case.start()
         case.until_done(args.prompts // 5, process, START_S)
