@@ -59,6 +59,7 @@ def export(
         out,
         rules_of(config),
         samples=config.generation.samples,
+        turns=config.generation.turns,
         choice=choice,
         model=Path(config.model.path) if config.model.path else None,
         tell=_say,

@@ -15,6 +15,7 @@ from tokenmill.core import judge
 from tokenmill.core.gate import Alarm
 from tokenmill.core.judge import Verdict
 from tokenmill.core.records import PROMPT_FAULTS, Again, Prompt, Record
+from tokenmill.core.turns import goes_on, why_broken_off
 from tokenmill.errors import GuardError, StoreError, TokenmillError, UsageError, VanishedError
 from tokenmill.events import EventLog
 from tokenmill.explain import Examples
@@ -68,6 +69,7 @@ class Collector:
         self._settings_kept = False
         self._template_sha256 = ""
         self._first_prompt = ""
+        self._broken_off = 0
         self._unusable: Counter[str] = Counter()
         self._first_unusable = ""
 
@@ -92,6 +94,10 @@ class Collector:
             elif results.credits:
                 await self._try_to_hand_out(node, min(results.credits, BATCH))
         await self._write_the_rest()
+        self._size_the_last_cohort()
+        if self._broken_off:
+            words = f"{self._broken_off:,} turns were not asked for: one before them was rejected, cut off or failed"
+            self._log.say("prompts", words, "warn")
         if self._unusable:
             counts = ", ".join(f"{label} {count:,}" for label, count in self._unusable.most_common())
             self._log.say(
@@ -119,12 +125,23 @@ class Collector:
             await node.offer(usable)
         if unusable:
             await self._keep(unusable)
+        self._size_the_last_cohort()
+
+    def _size_the_last_cohort(self) -> None:
+        """It is as large as it has become once nothing more can be asked for."""
+        feed = self._accounts.feed
         if feed.ended and feed.last_cohort[0] > 0:
             self._accounts.gate.expect(*feed.last_cohort)
 
     async def _keep(self, records: list[Record]) -> None:
+        """Stores what ended; turns that can never be asked for after it end with it."""
+        feed, rules = self._accounts.feed, self._accounts.rules
+        ended = []
+        for record in records:
+            why = why_broken_off(record, rules)
+            ended += [record, *(feed.broken_off(record, why) if why else ())]
         try:
-            await self._append(records)
+            await self._append(ended)
         except (GuardError, VanishedError) as error:
             self.failure = error
             await self._end(0.0)
@@ -161,6 +178,9 @@ class Collector:
         self._take_back_older(record)
         verdict, _ = judge.judged(record, accounts.rules)
         accounts.ledger.mark(record, verdict)
+        self._broken_off += "broken_off" in record.labels
+        if goes_on(verdict, record.finish_reason):
+            accounts.feed.answered(record)
         if not PROMPT_FAULTS.isdisjoint(record.labels):
             self._unusable.update(record.labels)
             self._first_unusable = self._first_unusable or record.error

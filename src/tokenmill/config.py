@@ -196,6 +196,7 @@ class Generation(Section):
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] | None = None
     seed: int | None = None
     samples: Annotated[int, Field(ge=1, le=1000)] = 1
+    turns: Literal["last", "all"] = "last"
     concurrency: Literal["auto"] | PositiveInt = "auto"
     timeout: Literal["auto"] | Seconds = "auto"
     attempts: PositiveInt = 3

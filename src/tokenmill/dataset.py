@@ -8,7 +8,7 @@ counts; `records` only those that count.
 import heapq
 import os
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -193,6 +193,40 @@ def completion(data: Path) -> Record | None:
         lines = (line for journal in files.journals for line in _lines(journal.file) if is_whole(line))
         stored = chain((_record.decode(plain(line)) for line in lines), *map(part_records, files.parts))
         return next((record for record in stored if FAILURES.isdisjoint(record.labels)), None)
+
+
+def some(data: Path, wanted: Callable[[str, int, int], bool]) -> Iterator[Record]:
+    """The records that count of the ids (key, sample, turn) that are wanted, in no order: a few of a whole store."""
+    found: dict[tuple[str, int, int], Record] = {}
+    with _Snapshot(data) as files:
+        for part in files.parts:
+            hits = [place for place, own in enumerate(_columns(part, _Id)) if wanted(own.key, own.sample, own.turn)]
+            # Of rows with one place the newest stands first (seal.py).
+            found |= {(record.key, record.sample, record.turn): record for record in reversed(_rows_at(part, hits))}
+        for journal in files.journals:
+            for line in _lines(journal.file):
+                if is_whole(line):
+                    own = _id.decode(plain(line))
+                    if wanted(own.key, own.sample, own.turn):
+                        found[own.key, own.sample, own.turn] = _record.decode(plain(line))
+    yield from found.values()
+
+
+def _rows_at(part: Path, places: list[int]) -> list[Record]:
+    """The records at these places of a sealed file, ascending; only the row groups that hold them are read."""
+    taken: list[Record] = []
+    with _opened(part) as file:
+        first, left = 0, deque(places)
+        for group in range(file.metadata.num_row_groups if places else 0):
+            end = first + file.metadata.row_group(group).num_rows
+            own = []
+            while left and left[0] < end:
+                own.append(left.popleft() - first)
+            if own:
+                rows = file.read_row_group(group, columns=list(Record.__struct_fields__)).take(own)
+                taken += map(from_row, rows.to_pylist())
+            first = end
+    return taken
 
 
 def _stored_again(files: _Snapshot) -> Counter[tuple[str, int, int]]:

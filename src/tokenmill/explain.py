@@ -28,7 +28,8 @@ class Examples:
         self.by_label: dict[str, list[Record]] = {}
 
     def add(self, record: Record, labels: tuple[str, ...]) -> None:
-        for label in labels:
+        """Takes note of it. A turn that was broken off shows nothing: the one before it does."""
+        for label in labels if "broken_off" not in labels else ():
             kept = self.by_label.setdefault(label, [])
             if len(kept) < SHOWN:
                 kept.append(record)

@@ -68,6 +68,7 @@ def export(
     rules: Rules,
     *,
     samples: int,
+    turns: str = "last",
     choice: Choice = ALL,
     model: Path | None = None,
     tell: Tell = lambda text: None,
@@ -84,7 +85,7 @@ def export(
     if out.resolve().is_relative_to(folder.data.resolve()):
         raise UsageError(f"{out} lies where the run keeps its records", fix=f"another place, such as {name}-1")
     with outfolder.made(out) as aside:
-        several = samples > 1 or any(brief.sample or brief.turn for brief in dataset.briefs(folder.data))
+        several = samples > 1 or turns == "all" or _several(folder)
         made = settings.read(folder.data)
         form = kind(several=several, settings={row.id: row for row in made})
         sieve, tally = Sieve(form, rules, choice), Tally(form)
@@ -100,6 +101,10 @@ def export(
     for line in summary(form, rows, sieve, tally):
         tell(line)
     return tally.rows
+
+
+def _several(folder: RunFolder) -> bool:
+    return any(brief.sample or brief.turn for brief in dataset.briefs(folder.data))
 
 
 def suggestion(folder: RunFolder) -> str:

@@ -85,7 +85,8 @@ def _so_far(tally: Tally, volume: int, seconds: float, marked: bool | None) -> s
 
 def _found(path: Path, rules: Rules, trainer: Trainer | None) -> Measured:
     if dataset.is_run(path):
-        yield from ((measure_record(record, rules), 0) for record in dataset.records(path / "data"))
+        asked = (record for record in dataset.records(path / "data") if "broken_off" not in record.labels)
+        yield from ((measure_record(record, rules), 0) for record in asked)
         return
     every = files(path)
     ours = [file for file in every if _is_ours(file)]

@@ -1,25 +1,31 @@
 """The accounts of a run: what became of every id. accepted + rejected + failed + pending = all ids asked for, always.
 
-A byte an id, and the arrays of prompts.Index. Verdicts are computed anew from the stored measurements at every start,
-so that [judge] may change; rows found again in the store are matched by the hash of their key.
+A byte an id, and the arrays of prompts.Index; where all turns are asked for, a row has an id for each, and costs six
+bytes more. Verdicts are computed anew from the stored measurements at every start, so that [judge] may change; rows
+found again in the store are matched by the hash of their key.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenmill.core import judge
 from tokenmill.core.gate import Gate
 from tokenmill.core.judge import Rules, Verdict
 from tokenmill.core.records import Record
 from tokenmill.core.status import PromptCounts
+from tokenmill.core.turns import goes_on
 from tokenmill.dataset import Brief
 from tokenmill.prompts import Index, key_hash
 from tokenmill.rows import Mask
 
-PENDING, ACCEPTED, REJECTED, FAILED, NOT_ASKED = 0, 1, 2, 3, 4
+PENDING, ACCEPTED, REJECTED, FAILED, NOT_ASKED, CUT_OFF, BROKEN_OFF = 0, 1, 2, 3, 4, 5, 6
+"""CUT_OFF is accepted, and BROKEN_OFF failed: told apart since a conversation goes on after neither."""
+
 _CODES = {Verdict.ACCEPTED: ACCEPTED, Verdict.REJECTED: REJECTED, Verdict.FAILED: FAILED}
 
 BATCH = 8192
@@ -42,18 +48,50 @@ class Found:
 
 
 class Ledger:
-    """`samples` completions of each row; only rows of shard i of n count, each by the hash of its key."""
+    """`samples` completions of each row, and of each of its turns where the index counts them; only rows of shard i of
+    n count, each by the hash of its key."""
 
     def __init__(self, index: Index, samples: int, shard: tuple[int, int] = (0, 1)) -> None:
         self.index = index
         self.samples = samples
         self.labels: dict[str, int] = {}
         self.tokens = 0
-        self._bytes = bytearray(len(index) * samples)  # a byte of it is read in a third of the time of an array's item
-        self._states = np.frombuffer(self._bytes, dtype=np.uint8).reshape(len(index), samples)
+        self._starts: npt.NDArray[np.unsignedinteger[Any]] | None = None
+        total = len(index) * samples
+        if index.turns is not None:
+            starts = np.concatenate(([0], np.cumsum(index.turns, dtype=np.int64) * samples))
+            total = int(starts[-1])
+            self._starts = starts.astype(np.min_scalar_type(total))
+        self._bytes = bytearray(total)  # a byte of it is read in a third of the time of an array's item
+        self._states = np.frombuffer(self._bytes, dtype=np.uint8)
         part, of = shard
         if of > 1:
-            self._states[index.keys % np.uint64(of) != np.uint64(part)] = NOT_ASKED
+            others = index.keys % np.uint64(of) != np.uint64(part)
+            self._states[np.repeat(others, self._ids_by_row())] = NOT_ASKED
+
+    def _ids_by_row(self) -> npt.NDArray[np.int64]:
+        """How many ids each row has."""
+        if self._starts is None:
+            return np.full(len(self.index), self.samples)
+        starts = self._starts.astype(np.int64)
+        return starts[1:] - starts[:-1]
+
+    def _row_starts(self) -> npt.NDArray[np.int64]:
+        """Where each row's ids begin."""
+        if self._starts is None:
+            return np.arange(len(self.index), dtype=np.int64) * self.samples
+        return self._starts[:-1].astype(np.int64)
+
+    def turns(self, row: int) -> int:
+        """The turns that are asked of each sample of a row."""
+        if self._starts is None:
+            return 1
+        return (int(self._starts[row + 1]) - int(self._starts[row])) // self.samples
+
+    def _place(self, row: int, sample: int, turn: int) -> int:
+        if self._starts is None:
+            return row * self.samples + sample
+        return int(self._starts[row]) + sample * self.turns(row) + turn
 
     def load(self, briefs: Iterable[Brief], rules: Rules, gate: Gate) -> Found:
         """Takes in all that is stored, newest first: older records of an id are superseded."""
@@ -69,12 +107,15 @@ class Ledger:
             digests = self.index.digests[rows].tolist() if len(keys) else [0] * len(batch)
             for brief, row, digest in zip(batch, rows.tolist(), digests, strict=True):
                 self._take_in(brief, row, digest, rules, gate, found)
+        self._reopen()
         return found
 
     def _take_in(self, brief: Brief, row: int, digest: int, rules: Rules, gate: Gate, found: Found) -> None:
         found.rows += 1
         found.settings.add(brief.settings)
-        state = NOT_ASKED if row < 0 or brief.sample >= self.samples else self._state(row, brief.sample)
+        strange = row < 0 or brief.sample >= self.samples or brief.turn >= self.turns(row)
+        place = -1 if strange else self._place(row, brief.sample, brief.turn)
+        state = NOT_ASKED if strange else self._bytes[place]
         if state == NOT_ASKED:
             found.strangers += 1
             return
@@ -84,14 +125,15 @@ class Ledger:
             found.changed.append(brief.key)
             return
         verdict, labels = judge.judged(brief, rules)
-        self._mark(row, brief.sample, verdict, labels, brief.output_tokens)
+        self._mark(place, verdict, brief.finish_reason, labels, brief.output_tokens)
         gate.count(brief.cohort, verdict, labels)
         found.cohort = max(found.cohort, brief.cohort)
         found.first_cohort += brief.cohort == 0
 
     def mark(self, record: Record, verdict: Verdict) -> None:
         """A record that was just stored."""
-        self._mark(record.row, record.sample, verdict, record.labels, record.output_tokens)
+        place = self._place(record.row, record.sample, record.turn)
+        self._mark(place, verdict, record.finish_reason, record.labels, record.output_tokens)
 
     def take_back(self, labels: Iterable[str], tokens: int) -> None:
         """Forgets a record's labels and tokens: a newer record of its id is about to be marked."""
@@ -101,35 +143,87 @@ class Ledger:
             if not self.labels[label]:
                 del self.labels[label]
 
-    def _mark(self, row: int, sample: int, verdict: Verdict, labels: Iterable[str], tokens: int) -> None:
-        self._bytes[row * self.samples + sample] = _CODES[verdict]
+    def _mark(self, place: int, verdict: Verdict, finish: str, labels: Iterable[str], tokens: int) -> None:
+        state = _CODES[verdict]
+        if state == ACCEPTED and not goes_on(verdict, finish):
+            state = CUT_OFF
+        elif state == FAILED and "broken_off" in labels:
+            state = BROKEN_OFF
+        self._bytes[place] = state
         self.tokens += tokens
         for label in labels:
             self.labels[label] = self.labels.get(label, 0) + 1
 
-    def pending_samples(self, row: int) -> list[int]:
-        """The samples of a row that have no record."""
-        return [sample for sample in range(self.samples) if self._state(row, sample) == PENDING]
+    def _reopen(self) -> None:
+        """A turn that was broken off is asked for after all where the one before it is good by now: under other rules,
+        or since it was generated anew. Its old record counts no more."""
+        while True:
+            places = np.flatnonzero(self._states == BROKEN_OFF)  # never a conversation's first turn
+            back = places[np.isin(self._states[places - 1], (ACCEPTED, PENDING))]
+            if not len(back):
+                return
+            self._states[back] = PENDING
+            self.take_back(["broken_off"] * len(back), 0)
 
-    def _state(self, row: int, sample: int) -> int:
-        return self._bytes[row * self.samples + sample]
+    def reopen(self, record: Record) -> bool:
+        """After a record that counts in an older one's place: the turns that the older one broke off are pending again.
+        Whether there are any."""
+        turns = range(record.turn + 1, self.turns(record.row))
+        places = [self._place(record.row, record.sample, turn) for turn in turns]
+        if not places or self._bytes[places[0]] != BROKEN_OFF:
+            return False
+        back = list(takewhile(lambda place: self._bytes[place] == BROKEN_OFF, places))
+        for place in back:
+            self._bytes[place] = PENDING
+        self.take_back(["broken_off"] * len(back), 0)
+        return True
+
+    def pending_turns(self, row: int, sample: int) -> range:
+        """The first turns of a row's sample, in a row, that have no record; empty where all have one."""
+        start = self._place(row, sample, 0)
+        own = self._bytes[start : start + self.turns(row)]
+        first = own.find(PENDING)
+        if first < 0:
+            return range(0)
+        return range(first, first + len(own[first:]) - len(own[first:].lstrip(bytes([PENDING]))))
+
+    def pending_samples(self, row: int) -> list[int]:
+        """The samples of a row that lack a record."""
+        return [sample for sample in range(self.samples) if self.pending_turns(row, sample)]
+
+    def under_way(self) -> dict[tuple[int, int], int]:
+        """The conversations that were begun and are to be gone on with: row and sample → the last turn that stands."""
+        if self._starts is None:
+            return {}
+        starts, turns = self._row_starts(), self._ids_by_row() // self.samples
+        begins = np.zeros(len(self._states), dtype=np.bool_)
+        for sample in range(self.samples):
+            begins[starts + sample * turns] = True
+        pending = self._states == PENDING
+        places = np.flatnonzero(pending[1:] & ~pending[:-1] & ~begins[1:]) + 1
+        found: dict[tuple[int, int], int] = {}
+        for place, row in zip(places.tolist(), (np.searchsorted(starts, places, "right") - 1).tolist(), strict=True):
+            sample, turn = divmod(place - int(starts[row]), int(turns[row]))
+            found.setdefault((row, sample), turn - 1)
+        return found
 
     def rows_pending(self) -> Mask:
-        """True for rows of which any sample has no record."""
-        return np.asarray((self._states == PENDING).any(axis=1))
+        """True for rows of which anything has no record."""
+        pending = self._states == PENDING
+        return np.logical_or.reduceat(pending, self._row_starts()) if len(pending) else pending
 
     def rows_asked(self) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         """The rows of this run's shard."""
-        return np.flatnonzero(self._states[:, 0] != NOT_ASKED)
+        return np.flatnonzero(self._states[self._row_starts()] != NOT_ASKED)
 
     def counts(self) -> PromptCounts:
         """The ids asked for, by what became of them."""
-        counts = np.bincount(self._states.ravel(), minlength=5).tolist()
+        counts = np.bincount(self._states, minlength=7).tolist()
         return PromptCounts(
             total=sum(counts) - counts[NOT_ASKED],
-            accepted=counts[ACCEPTED],
+            accepted=counts[ACCEPTED] + counts[CUT_OFF],
             rejected=counts[REJECTED],
-            failed=counts[FAILED],
+            failed=counts[FAILED] + counts[BROKEN_OFF],
             pending=counts[PENDING],
         )
 

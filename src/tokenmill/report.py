@@ -232,7 +232,7 @@ def _examples(folder: RunFolder, rules: Rules) -> list[Example]:
     for record in islice(dataset.records(folder.data), EXAMPLES_FROM):
         verdict, _ = judge.judged(record, rules)
         chosen = good if verdict is Verdict.ACCEPTED else bad
-        if len(chosen) < EXAMPLES:
+        if len(chosen) < EXAMPLES and "broken_off" not in record.labels:
             chosen.append(_example(record))
         if len(good) == len(bad) == EXAMPLES:
             break

@@ -62,6 +62,8 @@ def of(config: Config, model: Path | None, version: str) -> Settings:
         "seed": config.generation.seed,
         "engine_args": {name: value for name, value in sorted(args.items()) if name in engine.content_args},
     }
+    if config.generation.turns != "last":  # not in the rows of runs made before there was a choice
+        content["turns"] = config.generation.turns
     whole = msgspec.json.encode([content, config.engine.kind, version, sorted(args.items(), key=str)])
     return Settings(hashlib.sha256(whole).hexdigest()[:12], content, config.engine.kind, version, args)
 
@@ -84,9 +86,9 @@ def guard(new: Settings, recorded: list[Settings]) -> None:
     """Raises GuardError naming every difference from what the recorded rows were made with."""
     for old in recorded:
         differences = [
-            f"{name}: was {old.content.get(name)!r}, is {value!r}"
-            for name, value in new.content.items()
-            if old.content.get(name) != value
+            f"{name}: was {old.content.get(name)!r}, is {new.content.get(name)!r}"
+            for name in {**new.content, **old.content}
+            if old.content.get(name) != new.content.get(name)
         ]
         if differences:
             raise GuardError(

@@ -54,6 +54,14 @@ def test_a_run_is_not_continued_with_what_changes_the_text(over: dict[str, Any],
     assert "another name" in caught.value.fix
 
 
+@pytest.mark.parametrize(("was", "now"), [("last", "all"), ("all", "last")])
+def test_one_answer_a_conversation_and_every_one_are_two_datasets(was: str, now: str) -> None:
+    old, new = (of(config(generation={**BASE["generation"], "turns": turns})) for turns in (was, now))
+    with pytest.raises(GuardError, match="turns: was "):
+        settings.guard(new, [recorded(old)])
+    settings.guard(new, [recorded(new)])
+
+
 def test_every_difference_is_named() -> None:
     changed = config(generation={"thinking": False, "seed": 2}, model={"name": "other"})
     with pytest.raises(GuardError) as caught:

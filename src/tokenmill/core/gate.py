@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tokenmill.core.judge import TRUNCATED, Verdict
-from tokenmill.core.records import PROMPT_FAULTS
+from tokenmill.core.records import NO_COHORT, PROMPT_FAULTS
 
 ROUNDING = 1e-9  # 0.29 × 100 is 28.999…: a cohort at exactly its share is not above it
 
@@ -71,10 +71,12 @@ class Gate:
     def observe(self, cohort: int, verdict: Verdict, labels: Iterable[str]) -> Alarm | None:
         """Counts one ended id; returns the cohort's alarm if that made it inevitable."""
         self.count(cohort, verdict, labels)
-        return self.check(cohort)
+        return self.check(cohort) if cohort != NO_COHORT else None
 
     def count(self, cohort: int, verdict: Verdict, labels: Iterable[str]) -> None:
         """Counts one ended id, and judges nothing: at a start all that is stored comes first."""
+        if cohort == NO_COHORT:
+            return
         tally = self._tally(cohort)
         names = tuple(labels)
         tally.ended += 1

@@ -27,14 +27,21 @@ Label = Literal[
     "request_refused",
     "aborted",
     "duplicate",
+    "broken_off",
 ]
-"""`bad_text` is ours beyond the usual set: NUL, half a surrogate pair, or many replacement characters in the output."""
+"""`bad_text` is ours beyond the usual set: NUL, half a surrogate pair, or many replacement characters in the output; so
+is `broken_off`: a turn before it in the conversation was rejected, cut off or failed, and this one never asked for."""
 
-FAILURES: frozenset[str] = frozenset({"prompt_too_long", "bad_prompt", "request_refused", "aborted", "duplicate"})
+FAILURES: frozenset[str] = frozenset(
+    {"prompt_too_long", "bad_prompt", "request_refused", "aborted", "duplicate", "broken_off"}
+)
 """Labels of records for which there is no completion: the verdict is `failed`."""
 
 PROMPT_FAULTS: frozenset[str] = frozenset({"prompt_too_long", "bad_prompt", "duplicate"})
 """Failures that say something of the prompt set and nothing of the servers: the gate does not count them."""
+
+NO_COHORT = -1
+"""Of a record that nobody was asked for: its fault was counted where it lies, so the gate does not count it."""
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):

@@ -95,7 +95,7 @@ def encode(
     """A chat request. The thinking switch stands at the top level: nested in `extra_body` servers drop it silently."""
     body: dict[str, Any] = {
         "model": model,
-        "messages": rendered.messages,
+        "messages": _with_thoughts(rendered.messages),
         "max_tokens": sampling.max_tokens,
         "chat_template_kwargs": {"enable_thinking": thinking},
         **fields,
@@ -106,6 +106,18 @@ def encode(
     if seed is not None:
         body["seed"] = seed
     return Request(PATH, msgspec.json.encode(body))
+
+
+def _with_thoughts(messages: msgspec.Raw) -> msgspec.Raw:
+    """Thoughts of earlier turns under both of their names: vLLM from 0.20 on reads `reasoning` alone and drops the
+    other without a word (vllm#38488), older versions and other servers read `reasoning_content`."""
+    if b'"reasoning_content"' not in bytes(messages):
+        return messages
+    turns: list[dict[str, Any]] = msgspec.json.decode(messages)
+    for turn in turns:
+        if thought := turn.get("reasoning_content"):
+            turn["reasoning"] = thought
+    return msgspec.Raw(msgspec.json.encode(turns))
 
 
 def decode(body: bytes) -> Completion:

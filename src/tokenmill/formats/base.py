@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from tokenmill.core import turns
 from tokenmill.core.records import NULL, Record, record_id
 from tokenmill.settings import Settings
 
@@ -84,10 +85,10 @@ def talk(record: Record) -> list[dict[str, Any]]:
 def answer_of(record: Record) -> dict[str, Any]:
     """The assistant's turn that was generated. Its thought's field is there wherever thinking was on, for readers that
     take a file's form from its first rows, and nowhere else: an empty one would say that a thought was lost."""
-    answer: dict[str, Any] = {"role": "assistant", "content": record.answer}
-    if record.reasoning or record.thinking:
-        answer["reasoning_content"] = record.reasoning
-    return answer
+    said: dict[str, Any] = dict(turns.answer(record))
+    if record.thinking:
+        said.setdefault("reasoning_content", "")
+    return said
 
 
 def tools_text(record: Record) -> str:

@@ -10,12 +10,13 @@ the model's template: `finish_reason` tells the rows whose end such a template w
 from typing import Any
 
 from tokenmill.core.records import Record
-from tokenmill.formats.base import Split, talk, tools_text
+from tokenmill.formats.base import Format, Split, talk, tools_text
 from tokenmill.formats.jsonl import JsonLines
 
 
 class Messages(JsonLines):
     name = "messages"
+    story = f"{Format.story} Of several turns each has a row, its history as it was sent: train the last turn only."
 
     def row(self, record: Record) -> dict[str, Any]:
         return {

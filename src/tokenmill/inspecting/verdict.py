@@ -191,7 +191,7 @@ def _thought_reasons(found: Tally) -> Iterator[Reason]:
     earlier = found.labels["thought_in_history"]
     if earlier > WARN_SHARE * found.rows:
         text = "hold a thought in an earlier turn, which chat templates drop: make each answer a row of its own"
-        yield Reason("warn", f"{_of(earlier, found.rows)} {text}")
+        yield Reason("warn", f"{_of(earlier, found.rows)} {text}, of which the last turn alone is trained")
 
 
 def _double_reasons(found: Tally, doubles: Doubles) -> Iterator[Reason]:
