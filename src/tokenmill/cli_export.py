@@ -6,6 +6,10 @@ from typing import Annotated
 import typer
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/NAME, or its config.")]
+RunPath = Annotated[
+    Path | None,
+    typer.Argument(metavar="[RUN]", help="A run folder, such as runs/NAME, or its config; default: the one here."),
+]
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")]
 LABELS = "truncated means truncated_in_thinking and truncated_in_answer."
 
@@ -89,6 +93,19 @@ def vocab_map(
         raise UsageError(f"{config.model.path!r} does not say how many ids it has", fix="--vocabulary N")
     for line in vocabmap.write(folder, out, rules_of(config), size=size, vocabulary=known):
         typer.echo(line)
+
+
+def report(run_path: RunPath = None) -> None:
+    """Write report.html and report.json anew; prints where they are."""
+    from tokenmill import report as reports
+    from tokenmill.config import rules_of
+    from tokenmill.configfile import load
+    from tokenmill.servers import folder_of, status_of
+
+    folder = folder_of(run_path)
+    found = status_of(folder)
+    trouble = found.message if found.state == "failed" else ""
+    typer.echo(str(reports.write(folder, rules_of(load(folder.config)), found.prompts.total, trouble)))
 
 
 def _say(text: str) -> None:

@@ -25,7 +25,8 @@ Item = Prompt | Record
 
 
 class Feed:
-    """`first_cohort` are the rows of cohort 0 that have no record yet; later cohorts count from `next_cohort` on.
+    """`first_cohort` are the rows of cohort 0 that are still to be made, `first_cohort_pending` its ids without any
+    record; later cohorts count from `next_cohort` on. What is made again stays in its cohort.
 
     `last_cohort` is the number and size so far of the cohort that is being filled.
     """
@@ -45,15 +46,11 @@ class Feed:
         rows = -(-cohort // ledger.samples)
         chosen = [int(asked[place]) for place in spread(len(asked), rows)]
         self.first_cohort = [row for row in chosen if ledger.pending_samples(row)]
+        self.first_cohort_pending = sum(map(ledger.unrecorded, chosen))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
         self._stream = self._items()
         self._ahead: asyncio.Future[list[Item]] | None = None
         self._ready: list[Item] = []
-
-    @property
-    def first_cohort_pending(self) -> int:
-        """Ids of the first cohort that are still to be generated."""
-        return sum(len(self._ledger.pending_samples(row)) for row in self.first_cohort)
 
     @property
     def ended(self) -> bool:
@@ -105,8 +102,11 @@ class Feed:
         except BadPromptError as error:
             problem = f"{raw.place}: {error}"
         for sample in samples:
-            prompt = Prompt(key, sample, raw.row, next(numbers), own.digest, messages, tools)
-            self._count(prompt.cohort)
+            cohort = self._ledger.cohort(raw.row, sample)
+            if cohort is None:
+                cohort = next(numbers)
+                self._count(cohort)
+            prompt = Prompt(key, sample, raw.row, cohort, own.digest, messages, tools)
             if problem:
                 yield failed(
                     prompt, "duplicate" if label == "duplicate" else "bad_prompt", problem, settings=self._settings

@@ -17,9 +17,10 @@ from tokenmill.core.records import Record
 from tokenmill.core.status import PromptCounts
 from tokenmill.dataset import Brief
 from tokenmill.prompts import Index, key_hash
+from tokenmill.retry import Retry
 from tokenmill.rows import Mask
 
-PENDING, ACCEPTED, REJECTED, FAILED, NOT_ASKED = 0, 1, 2, 3, 4
+PENDING, ACCEPTED, REJECTED, FAILED, NOT_ASKED, AGAIN = 0, 1, 2, 3, 4, 5
 _CODES = {Verdict.ACCEPTED: ACCEPTED, Verdict.REJECTED: REJECTED, Verdict.FAILED: FAILED}
 
 BATCH = 8192
@@ -30,7 +31,7 @@ BATCH = 8192
 class Found:
     """What the store held: `changed` are keys whose prompt has other content now, `strangers` rows no longer asked for.
 
-    `cohort` is the highest cohort number seen, -1 where nothing was.
+    `cohort` is the highest cohort number seen, -1 where nothing was. `redone`: made by this very retry before.
     """
 
     rows: int = 0
@@ -39,14 +40,22 @@ class Found:
     cohort: int = -1
     first_cohort: int = 0
     settings: set[str] = field(default_factory=set)
+    redone: int = 0
 
 
 class Ledger:
-    """`samples` completions of each row; only rows of shard i of n count, each by the hash of its key."""
+    """`samples` completions of each row; only rows of shard i of n count, each by the hash of its key.
 
-    def __init__(self, index: Index, samples: int, shard: tuple[int, int] = (0, 1)) -> None:
+    With a `retry`, ids whose record it wants are AGAIN: pending, and the only ones that are handed out, each in the
+    cohort of its older record, which counts once more where no newer one comes (`settle`).
+    """
+
+    def __init__(self, index: Index, samples: int, shard: tuple[int, int] = (0, 1), retry: Retry | None = None) -> None:
         self.index = index
         self.samples = samples
+        self._retry = retry
+        self._open = PENDING if retry is None else AGAIN
+        self._cohorts = np.zeros(0 if retry is None else len(index) * samples, dtype=np.int32)
         self.labels: dict[str, int] = {}
         self.tokens = 0
         self._bytes = bytearray(len(index) * samples)  # a byte of it is read in a third of the time of an array's item
@@ -84,10 +93,22 @@ class Ledger:
             found.changed.append(brief.key)
             return
         verdict, labels = judge.judged(brief, rules)
-        self._mark(row, brief.sample, verdict, labels, brief.output_tokens)
-        gate.count(brief.cohort, verdict, labels)
         found.cohort = max(found.cohort, brief.cohort)
         found.first_cohort += brief.cohort == 0
+        if self._retry is not None:
+            found.redone += brief.settings in self._retry.made
+            if self._retry.wants(brief.settings, verdict, labels):
+                place = row * self.samples + brief.sample
+                self._bytes[place], self._cohorts[place] = AGAIN, brief.cohort
+                return
+        self._mark(row, brief.sample, verdict, labels, brief.output_tokens)
+        gate.count(brief.cohort, verdict, labels)
+
+    def settle(self, briefs: Iterable[Brief], rules: Rules, gate: Gate) -> None:
+        """The retry is over: of ids without a newer record the older one counts."""
+        self._states[self._states == AGAIN] = PENDING
+        self._retry, self._open = None, PENDING
+        self.load(briefs, rules, gate)
 
     def mark(self, record: Record, verdict: Verdict) -> None:
         """A record that was just stored."""
@@ -108,15 +129,28 @@ class Ledger:
             self.labels[label] = self.labels.get(label, 0) + 1
 
     def pending_samples(self, row: int) -> list[int]:
-        """The samples of a row that have no record."""
-        return [sample for sample in range(self.samples) if self._state(row, sample) == PENDING]
+        """The samples of a row that are still to be made: those without a record, or those to be made again."""
+        return [sample for sample in range(self.samples) if self._state(row, sample) == self._open]
+
+    def unrecorded(self, row: int) -> int:
+        """How many samples of a row have no record at all."""
+        return sum(self._state(row, sample) == PENDING for sample in range(self.samples))
+
+    def cohort(self, row: int, sample: int) -> int | None:
+        """The cohort that an id is in already, None for one without a record."""
+        return int(self._cohorts[row * self.samples + sample]) if self._state(row, sample) == AGAIN else None
+
+    @property
+    def left(self) -> int:
+        """Ids that this start is still to make."""
+        return int(np.count_nonzero(self._states == self._open))
 
     def _state(self, row: int, sample: int) -> int:
         return self._bytes[row * self.samples + sample]
 
     def rows_pending(self) -> Mask:
-        """True for rows of which any sample has no record."""
-        return np.asarray((self._states == PENDING).any(axis=1))
+        """True for rows of which any sample is still to be made."""
+        return np.asarray((self._states == self._open).any(axis=1))
 
     def rows_asked(self) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         """The rows of this run's shard."""
@@ -124,13 +158,13 @@ class Ledger:
 
     def counts(self) -> PromptCounts:
         """The ids asked for, by what became of them."""
-        counts = np.bincount(self._states.ravel(), minlength=5).tolist()
+        counts = np.bincount(self._states.ravel(), minlength=6).tolist()
         return PromptCounts(
             total=sum(counts) - counts[NOT_ASKED],
             accepted=counts[ACCEPTED],
             rejected=counts[REJECTED],
             failed=counts[FAILED],
-            pending=counts[PENDING],
+            pending=counts[PENDING] + counts[AGAIN],
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill import dataset, plugins, prompts, settings, stage, store
+from tokenmill import dataset, plugins, prompts, retry, settings, stage, store
 from tokenmill.config import Config, limits_of, rules_of
 from tokenmill.core.gate import Gate
 from tokenmill.core.judge import Rules
@@ -20,6 +20,7 @@ from tokenmill.feed import Feed
 from tokenmill.folder import RunFolder
 from tokenmill.launch import engine_version
 from tokenmill.ledger import Found, Ledger
+from tokenmill.retry import Retry
 from tokenmill.settings import Settings
 
 TELL_EVERY_S = 2.0
@@ -27,22 +28,28 @@ TELL_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """What a run counts with: `row` are its settings, `ledger` what became of every id, `feed` what is still to ask."""
+    """What a run counts with: `row` are its settings, `ledger` what became of every id, `feed` what is still to ask.
+
+    `retry` is what is asked for a second time, None where the run itself goes on.
+    """
 
     row: Settings
     rules: Rules
     gate: Gate
     ledger: Ledger
     feed: Feed
+    retry: Retry | None = None
 
 
-async def resume(config: Config, folder: RunFolder, log: EventLog) -> Accounts:
-    """Raises GuardError where going on would mix two datasets."""
+async def resume(config: Config, folder: RunFolder, log: EventLog, asked: tuple[str, ...] = ()) -> Accounts:
+    """`asked` are the words of --retry, none for the run itself. Raises GuardError where it would mix two datasets."""
     told = from_thread(lambda text: log.say("stage", text))
     model = await asyncio.to_thread(stage.resolve, config, told) if config.model.path else None
     engine: Engine = plugins.load("engines", config.engine.kind)()
     row = settings.of(config, model, await asyncio.to_thread(engine_version, config, engine))
-    settings.guard(row, settings.read(folder.data))
+    recorded = settings.read(folder.data)
+    row, again = retry.begin(row, asked, recorded) if asked else (row, None)
+    settings.guard(row, recorded)
     log.say("run", f"sampling: {settings.describe(settings.sampling(config, model))}")
     for words in await asyncio.to_thread(store.recover, folder.data):
         log.say("store", words, "warn")
@@ -54,19 +61,32 @@ async def resume(config: Config, folder: RunFolder, log: EventLog) -> Accounts:
         log.say("prompts", f"{index.duplicate_count:,} rows repeat an id: {words}", "warn")
     rules, gate = rules_of(config), Gate(limits_of(config))
     part, _, of = config.prompts.shard.partition("/")
-    ledger = Ledger(index, config.generation.samples, (int(part), int(of)))
+    ledger = Ledger(index, config.generation.samples, (int(part), int(of)), again)
     stored = dataset.briefs(folder.data, lambda text: log.say("store", text, "warn"))
     found = await asyncio.to_thread(ledger.load, stored, rules, gate)
-    settings.guard_table(found.settings, settings.read(folder.data), folder.data)
+    settings.guard_table(found.settings, recorded, folder.data)
     _guard_prompts(found, log)
     feed = Feed(
         path, ledger, row.id, cohort=config.gate.cohort, next_cohort=found.cohort + 1, dedup=config.prompts.dedup
     )
     gate.expect(0, found.first_cohort + feed.first_cohort_pending)
-    counts = ledger.counts()
-    done = f", {counts.total - counts.pending:,} of them done" if found.rows else ""
-    log.say("run", f"{counts.total:,} completions asked for{done}")
-    return Accounts(row, rules, gate, ledger, feed)
+    _tell(ledger, found, row, recorded, log)
+    return Accounts(row, rules, gate, ledger, feed, again)
+
+
+def _tell(ledger: Ledger, found: Found, row: Settings, recorded: list[Settings], log: EventLog) -> None:
+    """What is asked for, and what of it is done; a retry that was cut short is named, whatever is asked for now."""
+    counts, last = ledger.counts(), retry.unfinished(recorded)
+    if row.retry:
+        what = f"retry {row.retry} ({', '.join(row.labels)})"
+        done = f", {found.redone:,} are made again already" if found.redone else ""
+        log.say("retry", f"{what}: {ledger.left:,} completions once more{done}")
+    else:
+        done = f", {counts.total - counts.pending:,} of them done" if found.rows else ""
+        log.say("run", f"{counts.total:,} completions asked for{done}")
+    if last is not None and last.retry != row.retry:
+        words = f"retry {last.retry} ({', '.join(last.labels)}) was cut short; the older records go on counting"
+        log.say("retry", words, "warn", f"tokenmill run CONFIG {retry.flags(last, recorded)}   goes on with it")
 
 
 def _counting(log: EventLog) -> Callable[[int], None]:
