@@ -81,6 +81,9 @@ def _tell(ledger: Ledger, found: Found, row: Settings, recorded: list[Settings],
         what = f"retry {row.retry} ({', '.join(row.labels)})"
         done = f", {found.redone:,} are made again already" if found.redone else ""
         log.say("retry", f"{what}: {ledger.left:,} completions once more{done}")
+        if ledger.left and retry.is_in_vain(row, recorded):
+            words = "sampling and seed are those of the older records: servers will mostly write the same again"
+            log.say("retry", words, "warn", "--set generation.seed=…, or another temperature or max_tokens")
     else:
         done = f", {counts.total - counts.pending:,} of them done" if found.rows else ""
         log.say("run", f"{counts.total:,} completions asked for{done}")

@@ -59,6 +59,12 @@ def begin(row: Settings, words: tuple[str, ...], recorded: list[Settings]) -> tu
     return own, Retry(number, frozenset(words), made)
 
 
+def is_in_vain(row: Settings, recorded: list[Settings]) -> bool:
+    """Whether what decides what the model writes is as it was, and nothing is left to chance."""
+    is_fixed = row.content["seed"] is not None or row.content["sampling"].get("temperature") == 0
+    return is_fixed and any(old.content == row.content for old in recorded if old.retry != row.retry)
+
+
 def unfinished(recorded: list[Settings]) -> Settings | None:
     """The settings of the last retry, where it was cut short."""
     last = _last(recorded)

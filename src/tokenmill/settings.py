@@ -83,6 +83,11 @@ def for_retry(row: Settings, number: int, labels: tuple[str, ...]) -> Settings:
     return replace(row, id=hashlib.sha256(whole).hexdigest()[:12], retry=number, labels=labels)
 
 
+def title(row: Settings) -> str:
+    """A row of the table for a person."""
+    return f"{row.id}, retry {row.retry} for {', '.join(row.labels)}" if row.retry else row.id
+
+
 def read(data: Path) -> list[Settings]:
     """All rows of a run's settings table."""
     file = data / "settings.jsonl"

@@ -4,8 +4,8 @@ import json
 import os
 import random
 import signal
+import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,3 +101,82 @@ def test_a_retry_that_is_killed_goes_on_and_makes_nothing_twice(case: Case, toke
     card = (out / "README.md").read_text()
     assert all(f"settings {row.id}" in card for row in rows)
     assert case.ended()
+
+
+def test_an_attempt_that_fails_loses_nothing(here: Here, case: Case, tokenmill: Command) -> None:
+    """A refusal (more tokens than the server has, for one) must not put a failed record in an older one's place."""
+    args = {"slots": 4, "empty-reasoning": 1.0}
+    code, said = here(engine={"args": args}, gate=LENIENT)
+    assert code == 0, said
+    before = case.records()
+    case.write(engine={"args": {"slots": 4, "refuse-word": "number 1"}})  # 11 of the 40
+    code, said = tokenmill("run", case.config, "--retry", "rejected,truncated")
+    assert code == 0, said
+    assert "11 completions were not made again; their older records go on counting" in said
+    assert said.count("its older record goes on counting") == 5
+    records = case.records()
+    assert {record.key for record in records if record in before} == {f"p{n}" for n in (1, *range(10, 20))}
+    assert status(case, tokenmill)["prompts"] == {
+        "total": 40,
+        "accepted": 29,
+        "rejected": 11,
+        "failed": 0,
+        "pending": 0,
+    }
+    # It has ended, so the same command is another one: for what is still so.
+    case.write(engine={"args": {"slots": 4}})
+    code, said = tokenmill("run", case.config, "--retry", "rejected,truncated")
+    assert (code, "retry 2 (rejected, truncated_in_answer, truncated_in_thinking): 11 completions" in said) == (0, True)
+    assert status(case, tokenmill)["prompts"]["accepted"] == 40
+    assert case.ended()
+
+
+def test_what_the_gate_stopped_is_made_again_within_its_cohorts(here: Here, case: Case, tokenmill: Command) -> None:
+    """The retried rows leave their cohorts for the time being: it is not stopped for what it is to repair."""
+    code, said = here(engine={"args": {"slots": 2, "empty-reasoning": 1.0, "latency-ms": 20}})
+    assert code == 5, said
+    ended = len(case.records())
+    assert ended < 20
+    case.write(engine={"args": {"slots": 2}})
+    code, said = tokenmill("run", case.config, "--retry", "empty_reasoning")
+    assert code == 0, said
+    assert f"{40 - ended} completions have no record yet" in said
+    assert status(case, tokenmill)["state"] == "stopped"
+    code, said = tokenmill("run", case.config)
+    assert code == 0, said
+    assert_whole(case, {f"p{number}" for number in range(40)})
+    assert status(case, tokenmill)["prompts"]["accepted"] == 40
+    code, said = tokenmill("run", case.config, "--retry", "empty_reasonings")
+    assert (code, "no label named empty_reasonings" in said, "truncated_in_thinking" in said) == (2, True, True)
+    assert tokenmill("run", case.config, "--retry", "")[0] == 2
+    code, said = tokenmill("run", case.config, "--retry", "empty_answer", "--set", "generation.thinking=false")
+    assert (code, "thinking: was True, is False" in said) == (2, True)
+
+
+@pytest.mark.timeout(180)
+def test_real_answers_that_were_cut_off_are_made_longer(llama: Case, tokenmill: Command) -> None:
+    """llama.cpp at 3 tokens, then the same prompts at 24, killed in the middle, detached the second time."""
+    keys = write_short_prompts(llama.folder / "prompts.jsonl", 16)
+    llama.write()
+    assert tokenmill("run", llama.config)[0] == 0
+    assert {record.output_tokens for record in llama.records()} == {3}
+    words = ("--retry", "truncated", "--set", "generation.max_tokens=24")
+    process = llama.start(*words)
+    wait_until(lambda: llama.done() >= 5, process, 60.0)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert llama.run(*words, "--detach") == 0, llama.output()
+    wait_for_end(llama)
+    assert_whole(llama, keys)
+    records = llama.records()
+    print(Counter((record.finish_reason, record.output_tokens) for record in records))
+    assert min(record.output_tokens for record in records) > 3
+    assert sum(stored(llama).values()) == 32
+    assert llama.ended()
+
+
+def wait_for_end(case: Case) -> None:
+    deadline = time.monotonic() + 60.0
+    while case.run_folder.owner() is not None:
+        assert time.monotonic() < deadline, case.output()
+        time.sleep(0.1)
