@@ -95,6 +95,25 @@ def vocab_map(
         typer.echo(line)
 
 
+def merge(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN… OUT", help="A run of each shard, by folder or config, and the new run folder."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")] = False,
+) -> None:
+    """Make one run of the shards of a prompt set ([prompts] shard), proving that every key is there once."""
+    import msgspec
+
+    from tokenmill import merge as steps
+    from tokenmill.errors import UsageError
+
+    if len(paths) < 2:
+        raise UsageError("merge needs runs and, as the last, a new folder", fix="tokenmill merge RUN… OUT")
+    merged = steps.merge(paths[:-1], paths[-1], _say)
+    typer.echo(msgspec.json.encode(merged).decode() if as_json else "\n".join(steps.lines(merged)))
+
+
 def report(run_path: RunPath = None) -> None:
     """Write report.html and report.json anew; prints where they are."""
     from tokenmill import report as reports

@@ -2,9 +2,6 @@
 written aside, re-read and counted, synced, renamed.
 """
 
-import os
-import shutil
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,13 +13,13 @@ import msgspec
 import numpy as np
 
 from tokenmill import card, dataset, plugins, settings
+from tokenmill.aside import new_folder
 from tokenmill.core.judge import Rules
 from tokenmill.core.records import Label, Record
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.folder import RunFolder
 from tokenmill.formats.base import CUT, SPLITS, Format, Split
 from tokenmill.sieve import GROUPS, Choice, Sieve, Tally, split_of
-from tokenmill.store import sync_folder
 
 TELL_EVERY_S = 10.0
 """Between two lines of progress: 900,000 rows take minutes."""
@@ -81,19 +78,14 @@ def export(
     what did not. Raises GateError where too many rows are faulty, or none is left.
     """
     kind: type[Format] = plugins.load("formats", name)
-    if out.exists():
-        raise UsageError(f"{out} exists already", fix="name a new folder, or remove it")
     if choice.length and not kind.needs_ids:
         fix = "leave --max-length out, or bound its rows by --max-tokens"
         raise UsageError(f"{name} holds text, and only token ids can be cut at a length", fix=fix)
-    several = samples > 1 or any(brief.sample or brief.turn for brief in dataset.briefs(folder.data))
-    made = settings.read(folder.data)
-    form = kind(several=several, settings={row.id: row for row in made})
-    sieve, tally = Sieve(form, rules, choice), Tally(form)
-    aside = out.with_name(f"{_aside(out)}{os.getpid()}")
-    try:
-        _clear(out)
-        aside.mkdir(parents=True)
+    with new_folder(out) as aside:
+        several = samples > 1 or any(brief.sample or brief.turn for brief in dataset.briefs(folder.data))
+        made = settings.read(folder.data)
+        form = kind(several=several, settings={row.id: row for row in made})
+        sieve, tally = Sieve(form, rules, choice), Tally(form)
         if choice.caps:
             sieve.survey(_told(dataset.records(folder.data), tell, "looked at"))
         rows = _write(sieve, tally, _told(dataset.records(folder.data), tell, "read"), aside)
@@ -103,13 +95,6 @@ def export(
         _verify(form, rows, aside)
         page = card.page(out.name, form, made, rows, sieve, tally, model)
         (aside / "README.md").write_text(page, encoding="utf-8")
-        _sync(aside)
-        aside.rename(out)
-        sync_folder(out.parent)
-    except OSError as error:
-        raise StoreError(f"{out} could not be written: {error.strerror or error}", fix=f"df -h {out.parent}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     for line in summary(form, rows, sieve, tally):
         tell(line)
     return tally.rows
@@ -177,29 +162,6 @@ def _told(records: Iterable[Record], tell: Tell, done: str) -> Iterator[Record]:
             last = time.monotonic()
             tell(f"{number:,} records {done}")
         yield record
-
-
-def _clear(out: Path) -> None:
-    """Removes what exports from this machine to the same place left behind when they were killed."""
-    for left in out.parent.iterdir() if out.parent.is_dir() else ():
-        pid = left.name.removeprefix(_aside(out))
-        if left.name != pid and pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _aside(out: Path) -> str:
-    """The name under which this machine writes aside, less the process: others may share the mount."""
-    return f".{out.name}.{socket.gethostname()}-"
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            sync_folder(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    sync_folder(folder)
 
 
 def _counted(names: Counter[str]) -> str:

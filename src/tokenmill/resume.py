@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill import dataset, plugins, prompts, retry, settings, stage, store
+from tokenmill import asked, dataset, plugins, prompts, retry, settings, stage, store
 from tokenmill.config import Config, limits_of, rules_of
 from tokenmill.core.gate import Gate
 from tokenmill.core.judge import Rules
@@ -41,24 +41,24 @@ class Accounts:
     retry: Retry | None = None
 
 
-async def resume(config: Config, folder: RunFolder, log: EventLog, asked: tuple[str, ...] = ()) -> Accounts:
-    """`asked` are the words of --retry, none for the run itself. Raises GuardError where it would mix two datasets."""
+async def resume(config: Config, folder: RunFolder, log: EventLog, words: tuple[str, ...] = ()) -> Accounts:
+    """`words` are those of --retry, none for the run itself. Raises GuardError where it would mix two datasets."""
     told = from_thread(lambda text: log.say("stage", text))
     model = await asyncio.to_thread(stage.resolve, config, told) if config.model.path else None
     engine: Engine = plugins.load("engines", config.engine.kind)()
     row = settings.of(config, model, await asyncio.to_thread(engine_version, config, engine))
     recorded = settings.read(folder.data)
-    row, again = retry.begin(row, asked, recorded) if asked else (row, None)
+    row, again = retry.begin(row, words, recorded) if words else (row, None)
     settings.guard(row, recorded)
     log.say("run", f"sampling: {settings.describe(settings.sampling(config, model))}")
-    for words in await asyncio.to_thread(store.recover, folder.data):
-        log.say("store", words, "warn")
+    for told_of in await asyncio.to_thread(store.recover, folder.data):
+        log.say("store", told_of, "warn")
     path = Path(config.prompts.path)
     index = await asyncio.to_thread(prompts.scan, path, config.prompts.limit, _counting(log))
     if index.duplicate_count:
         more = index.duplicate_count - len(index.duplicates)
-        words = "; ".join(index.duplicates) + (f"; and {more:,} more" if more else "")
-        log.say("prompts", f"{index.duplicate_count:,} rows repeat an id: {words}", "warn")
+        some = "; ".join(index.duplicates) + (f"; and {more:,} more" if more else "")
+        log.say("prompts", f"{index.duplicate_count:,} rows repeat an id: {some}", "warn")
     rules, gate = rules_of(config), Gate(limits_of(config))
     part, _, of = config.prompts.shard.partition("/")
     ledger = Ledger(index, config.generation.samples, (int(part), int(of)), again)
@@ -66,6 +66,7 @@ async def resume(config: Config, folder: RunFolder, log: EventLog, asked: tuple[
     found = await asyncio.to_thread(ledger.load, stored, rules, gate)
     settings.guard_table(found.settings, recorded, folder.data)
     _guard_prompts(found, log)
+    await asyncio.to_thread(asked.keep, folder.data, asked.of(index, ledger, (int(part), int(of))))
     feed = Feed(
         path, ledger, row.id, cohort=config.gate.cohort, next_cohort=found.cohort + 1, dedup=config.prompts.dedup
     )

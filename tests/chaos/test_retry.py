@@ -57,8 +57,8 @@ def test_a_retry_that_is_killed_goes_on_and_makes_nothing_twice(case: Case, toke
     thoughtless(case, 0.0, requests=str(asked), **{"latency-ms": 60})
     words = ("--retry", "empty_reasoning", "--set", "generation.max_tokens=800")
     process = case.start(*words)
-    rows = random.Random(seed).randrange(1, len(again) - 8)
-    wait_until(lambda: case.done() >= rows, process)
+    least = random.Random(seed).randrange(1, len(again) - 8)
+    wait_until(lambda: case.done() >= least, process)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     made = sum(stored(case).values()) - ROWS * SAMPLES
