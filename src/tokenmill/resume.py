@@ -87,7 +87,9 @@ def _tell(ledger: Ledger, found: Found, row: Settings, recorded: list[Settings],
             log.say("retry", words, "warn", "--set generation.seed=…, or another temperature or max_tokens")
     else:
         done = f", {counts.total - counts.pending:,} of them done" if found.rows else ""
-        log.say("run", f"{counts.total:,} completions asked for{done}")
+        whole = len(ledger.index) * ledger.samples
+        part = f" (this shard's of {whole:,})" if counts.total < whole else ""
+        log.say("run", f"{counts.total:,} completions asked for{part}{done}")
     if last is not None and last.retry != row.retry:
         words = f"retry {last.retry} ({', '.join(last.labels)}) was cut short; the older records go on counting"
         log.say("retry", words, "warn", f"tokenmill run CONFIG {retry.flags(last, recorded)}   goes on with it")

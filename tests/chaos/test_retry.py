@@ -157,7 +157,7 @@ def test_what_the_gate_stopped_is_made_again_within_its_cohorts(here: Here, case
 def test_real_answers_that_were_cut_off_are_made_longer(llama: Case, tokenmill: Command) -> None:
     """llama.cpp at 3 tokens, then the same prompts at 24, killed in the middle, detached the second time."""
     keys = write_short_prompts(llama.folder / "prompts.jsonl", 16)
-    llama.write()
+    llama.write(fleet={"servers": 1, "keep_servers": "always"})
     assert tokenmill("run", llama.config)[0] == 0
     assert {record.output_tokens for record in llama.records()} == {3}
     words = ("--retry", "truncated", "--set", "generation.max_tokens=24")
@@ -172,6 +172,7 @@ def test_real_answers_that_were_cut_off_are_made_longer(llama: Case, tokenmill: 
     print(Counter((record.finish_reason, record.output_tokens) for record in records))
     assert min(record.output_tokens for record in records) > 3
     assert sum(stored(llama).values()) == 32
+    assert tokenmill("down", llama.run_path)[0] == 0
     assert llama.ended()
 
 
