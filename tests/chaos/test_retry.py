@@ -158,7 +158,7 @@ def test_real_answers_that_were_cut_off_are_made_longer(llama: Case, tokenmill: 
     """llama.cpp at 3 tokens, then the same prompts at 24, killed in the middle, detached the second time."""
     keys = write_short_prompts(llama.folder / "prompts.jsonl", 16)
     llama.write(fleet={"servers": 1, "keep_servers": "always"})
-    assert tokenmill("run", llama.config)[0] == 0
+    assert llama.run() == 0, llama.output()
     assert {record.output_tokens for record in llama.records()} == {3}
     words = ("--retry", "truncated", "--set", "generation.max_tokens=24")
     process = llama.start(*words)
