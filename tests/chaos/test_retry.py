@@ -170,7 +170,7 @@ def test_real_answers_that_were_cut_off_are_made_longer(llama: Case, tokenmill: 
     assert_whole(llama, keys)
     records = llama.records()
     print(Counter((record.finish_reason, record.output_tokens) for record in records))
-    assert min(record.output_tokens for record in records) > 3
+    assert all(record.finish_reason == "stop" or record.output_tokens == 24 for record in records)
     assert sum(stored(llama).values()) == 32
     assert tokenmill("down", llama.run_path)[0] == 0
     assert llama.ended()
