@@ -8,6 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from tokenmill import cli_export
+from tokenmill.cli_export import RunPath
 from tokenmill.errors import TokenmillError
 
 app = typer.Typer(
@@ -24,10 +25,6 @@ app = typer.Typer(
 ConfigFile = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="The config, a TOML file; `tokenmill init` prints one.")
 ]
-RunPath = Annotated[
-    Path | None,
-    typer.Argument(metavar="[RUN]", help="A run folder, such as runs/NAME, or its config; default: the one here."),
-]
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of the config; may repeat.")
 ]
@@ -35,6 +32,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 Skip = Annotated[
     list[str] | None, typer.Option("--skip", metavar="CHECK", help="Leave a doctor check out; may repeat.")
 ]
+
+
+def _retry_words(incomplete: str) -> list[str]:
+    """For the shell's completion of `run --retry …`, whose words stand between commas."""
+    from tokenmill.retry import WORDS
+
+    given, comma, begun = incomplete.rpartition(",")
+    return [f"{given}{comma}{word}" for word in WORDS if word.startswith(begun) and word not in given.split(",")]
 
 
 def _server_numbers(ctx: typer.Context) -> list[str]:
@@ -136,12 +141,21 @@ def run(
         bool, typer.Option("--detach", help="Return once generation has begun; `watch` follows.")
     ] = False,
     skip: Skip = None,
+    retry: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABEL,…",
+            help="Make only the records with these labels again, with --set generation.… of their own; "
+            "also: truncated, rejected, failed.",
+            autocompletion=_retry_words,
+        ),
+    ] = None,
     detached: Annotated[bool, typer.Option("--detached", hidden=True)] = False,
 ) -> None:
     """Do the whole job: doctor, stage, launch, generate, gate, report. Started again, it goes on where it was."""
     if detach:
-        _detach(config, setting, skip)
-    _run(config, setting, skip, detached=detached)
+        _detach(config, setting, skip, retry)
+    _run(config, setting, skip, retry, detached=detached)
 
 
 @app.command()
@@ -251,20 +265,8 @@ def inspect(
 
 app.command()(cli_export.export)
 app.command("vocab-map")(cli_export.vocab_map)
-
-
-@app.command()
-def report(run_path: RunPath = None) -> None:
-    """Write report.html and report.json anew; prints where they are."""
-    from tokenmill import report as reports
-    from tokenmill.config import rules_of
-    from tokenmill.configfile import load
-    from tokenmill.servers import folder_of, status_of
-
-    folder = folder_of(run_path)
-    found = status_of(folder)
-    trouble = found.message if found.state == "failed" else ""
-    typer.echo(str(reports.write(folder, rules_of(load(folder.config)), found.prompts.total, trouble)))
+app.command()(cli_export.merge)
+app.command()(cli_export.report)
 
 
 @app.command()
@@ -302,22 +304,31 @@ def _loop(work: Any) -> Any:
     return uvloop.run(work)
 
 
-def _run(path: Path, setting: list[str] | None, skip: list[str] | None, *, detached: bool = False) -> NoReturn:
+def _run(
+    path: Path,
+    setting: list[str] | None,
+    skip: list[str] | None,
+    retry: str | None = None,
+    *,
+    detached: bool = False,
+) -> NoReturn:
     """Runs a config in this process and leaves with its exit code."""
     import shlex
 
     from tokenmill.export import suggestion
     from tokenmill.folder import RunFolder
+    from tokenmill.retry import parse
     from tokenmill.run import Order
     from tokenmill.run import run as whole
     from tokenmill.view import View, farewell
 
-    loaded = _load(path, setting)
+    loaded, again = _load(path, setting), () if retry is None else parse(retry)
     folder = RunFolder(loaded.folder)
     folder.create()
     words = ["tokenmill", "run", str(path), *(f"--set={value}" for value in setting or ())]
+    words += [] if retry is None else [f"--retry={retry}"]
     with View(None if detached else folder.run_log) as view:
-        code = _loop(whole(Order(loaded, shlex.join(words), tuple(skip or ())), view))
+        code = _loop(whole(Order(loaded, shlex.join(words), tuple(skip or ()), retry=again), view))
     if (last := folder.status()) is not None:
         for line in farewell(last, folder.path, code, suggestion(folder)):
             _say(line)
@@ -331,11 +342,12 @@ def _show_status(folder: Any) -> None:
         typer.echo(line)
 
 
-def _detach(path: Path, setting: list[str] | None, skip: list[str] | None) -> NoReturn:
+def _detach(path: Path, setting: list[str] | None, skip: list[str] | None, retry: str | None) -> NoReturn:
     from tokenmill.detach import detach
     from tokenmill.folder import RunFolder
 
     words = [*(f"--set={value}" for value in setting or ()), *(f"--skip={name}" for name in skip or ())]
+    words += [] if retry is None else [f"--retry={retry}"]
     code, told = detach(RunFolder(_load(path, setting).folder), path, words)
     for line in told:
         typer.echo(line, err=code != 0)

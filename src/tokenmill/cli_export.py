@@ -6,6 +6,10 @@ from typing import Annotated
 import typer
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/NAME, or its config.")]
+RunPath = Annotated[
+    Path | None,
+    typer.Argument(metavar="[RUN]", help="A run folder, such as runs/NAME, or its config; default: the one here."),
+]
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")]
 LABELS = "truncated means truncated_in_thinking and truncated_in_answer."
 
@@ -90,6 +94,38 @@ def vocab_map(
         raise UsageError(f"{config.model.path!r} does not say how many ids it has", fix="--vocabulary N")
     for line in vocabmap.write(folder, out, rules_of(config), size=size, vocabulary=known):
         typer.echo(line)
+
+
+def merge(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN… OUT", help="A run of each shard, by folder or config, and the new run folder."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")] = False,
+) -> None:
+    """Make one run of the shards of a prompt set ([prompts] shard), proving that every key is there once."""
+    import msgspec
+
+    from tokenmill import merge as steps
+    from tokenmill.errors import UsageError
+
+    if len(paths) < 2:
+        raise UsageError("merge needs runs and, as the last, a new folder", fix="tokenmill merge RUN… OUT")
+    merged = steps.merge(paths[:-1], paths[-1], _say)
+    typer.echo(msgspec.json.encode(merged).decode() if as_json else "\n".join(steps.lines(merged)))
+
+
+def report(run_path: RunPath = None) -> None:
+    """Write report.html and report.json anew; prints where they are."""
+    from tokenmill import report as reports
+    from tokenmill.config import rules_of
+    from tokenmill.configfile import load
+    from tokenmill.servers import folder_of, status_of
+
+    folder = folder_of(run_path)
+    found = status_of(folder)
+    trouble = found.message if found.state == "failed" else ""
+    typer.echo(str(reports.write(folder, rules_of(load(folder.config)), found.prompts.total, trouble)))
 
 
 def _say(text: str) -> None:

@@ -14,7 +14,7 @@ from tokenmill.cluster.base import Node
 from tokenmill.core import judge
 from tokenmill.core.gate import Alarm
 from tokenmill.core.judge import Verdict
-from tokenmill.core.records import PROMPT_FAULTS, Again, Prompt, Record
+from tokenmill.core.records import FAILURES, PROMPT_FAULTS, Again, Prompt, Record
 from tokenmill.core.turns import goes_on, why_broken_off
 from tokenmill.errors import GuardError, StoreError, TokenmillError, UsageError, VanishedError
 from tokenmill.events import EventLog
@@ -22,6 +22,9 @@ from tokenmill.explain import Examples
 from tokenmill.folder import RunFolder
 from tokenmill.resume import Accounts
 from tokenmill.store import Store
+
+TOLD = 5
+"""Of the attempts of a retry that failed: the first few, each in a line; the others are as they are."""
 
 STORE_PATIENCE_S = 60.0
 """How long answers are kept in memory for a store that cannot be written: time to free some room."""
@@ -41,7 +44,7 @@ class Collector:
     """Takes what a node gives to the store, tallies it, and asks the nodes to stop where the run must end.
 
     `stop` is set once a node runs. `alarm` and `failure` are what ended the run, None while nothing has;
-    `draining`: no new prompts go out.
+    `draining`: no new prompts go out. `in_vain` are attempts of a retry that failed: no records, the older ones count.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Collector:
         self.alarm: Alarm | None = None
         self.failure: TokenmillError | None = None
         self.draining = False
+        self.in_vain = 0
         self.stop: Stop = _nothing_to_stop
         self._accounts = accounts
         self._store = store
@@ -133,8 +137,15 @@ class Collector:
         if feed.ended and feed.last_cohort[0] > 0:
             self._accounts.gate.expect(*feed.last_cohort)
 
+    @property
+    def finished(self) -> bool:
+        """Whether this start has made all that it was to make."""
+        return self._accounts.ledger.left <= self.in_vain
+
     async def _keep(self, records: list[Record]) -> None:
         """Stores what ended; turns that can never be asked for after it end with it."""
+        if self._accounts.retry is not None:
+            records = [record for record in records if not self._is_in_vain(record)]
         feed, rules = self._accounts.feed, self._accounts.rules
         ended = []
         for record in records:
@@ -151,10 +162,22 @@ class Collector:
             if self.alarm is not None and not self.draining:
                 await self._end(0.0)
 
+    def _is_in_vain(self, record: Record) -> bool:
+        """An attempt of a retry that failed is no reason to lose what there is."""
+        if FAILURES.isdisjoint(record.labels) or not self._accounts.ledger.is_again(record):
+            return False
+        self.in_vain += 1
+        if self.in_vain <= TOLD:
+            words = f"{record.key}: {', '.join(record.labels)}: {record.error}; its older record goes on counting"
+            self._log.say("retry", words, "warn")
+        return True
+
     async def _append(self, records: list[Record]) -> None:
         """Writes these records and what a failed write left behind; a StoreError leaves all of them in `unsaved`."""
         store = self._store
         waiting, store.unsaved = [*store.unsaved, *records], []
+        if not waiting:
+            return
         try:
             self._keep_settings()
         except OSError as error:

@@ -48,7 +48,9 @@ class Brief(msgspec.Struct, gc=False):
     seconds: float
 
 
-class _Id(msgspec.Struct, gc=False):
+class Id(msgspec.Struct, gc=False):
+    """What a record is called."""
+
     key: str
     sample: int
     turn: int
@@ -56,7 +58,7 @@ class _Id(msgspec.Struct, gc=False):
 
 _brief = msgspec.json.Decoder(Brief)
 _record = msgspec.json.Decoder(Record)
-_id = msgspec.json.Decoder(_Id)
+_id = msgspec.json.Decoder(Id)
 
 BATCH = 4096
 """Rows without their texts, taken out of a part at once: 2 MB."""
@@ -200,7 +202,7 @@ def some(data: Path, wanted: Callable[[str, int, int], bool]) -> Iterator[Record
     found: dict[tuple[str, int, int], Record] = {}
     with _Snapshot(data) as files:
         for part in files.parts:
-            hits = [place for place, own in enumerate(_columns(part, _Id)) if wanted(own.key, own.sample, own.turn)]
+            hits = [place for place, own in enumerate(_columns(part, Id)) if wanted(own.key, own.sample, own.turn)]
             # Of rows with one place the newest stands first (seal.py).
             found |= {(record.key, record.sample, record.turn): record for record in reversed(_rows_at(part, hits))}
         for journal in files.journals:
@@ -231,25 +233,32 @@ def _rows_at(part: Path, places: list[int]) -> list[Record]:
 
 def _stored_again(files: _Snapshot) -> Counter[tuple[str, int, int]]:
     """The ids that were stored more than once, and how often: few, if any. Eight bytes an id to find them."""
-    hashes = array("Q", (_hash(found) for found in _ids(files)))
+    hashes = array("Q", (id_hash(found) for found in _ids(files)))
     values, counts = np.unique(np.array(hashes, dtype=np.uint64), return_counts=True)
     several = set(values[counts > 1].tolist())
     if not several:
         return Counter()
-    found = Counter((own.key, own.sample, own.turn) for own in _ids(files) if _hash(own) in several)
+    found = Counter((own.key, own.sample, own.turn) for own in _ids(files) if id_hash(own) in several)
     return Counter({identity: count for identity, count in found.items() if count > 1})
 
 
-def _ids(files: _Snapshot) -> Iterator[_Id]:
+def ids(data: Path) -> Iterator[Id]:
+    """The ids of all ended records, superseded ones included, in no order."""
+    with _Snapshot(data) as files:
+        yield from _ids(files)
+
+
+def _ids(files: _Snapshot) -> Iterator[Id]:
     for part in files.parts:
-        yield from _columns(part, _Id)
+        yield from _columns(part, Id)
     for journal in files.journals:
         for line in _lines(journal.file):
             if is_whole(line):
                 yield _id.decode(plain(line))
 
 
-def _hash(own: _Id) -> int:
+def id_hash(own: Id) -> int:
+    """64 bits that stand for an id."""
     return int(xxhash.xxh3_64_intdigest(f"{own.key}\0{own.sample}\0{own.turn}".encode("utf-8", "surrogatepass")))
 
 

@@ -4,6 +4,7 @@ written aside, re-read and counted, synced, renamed.
 
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -181,6 +182,10 @@ def _told(records: Iterable[Record], tell: Tell, done: str) -> Iterator[Record]:
         yield record
 
 
+def _counted(names: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in names.most_common())
+
+
 def summary(form: Format, rows: dict[Split, int], sieve: Sieve, tally: Tally) -> Iterator[str]:
     """For a person: what went out, what did not, and what to know of it."""
     splits = ", ".join(f"{rows[split]:,} {split}" for split in SPLITS if split in rows)
@@ -192,6 +197,8 @@ def summary(form: Format, rows: dict[Split, int], sieve: Sieve, tally: Tally) ->
             f"  supervised: {sum(tally.lengths):,} tokens; of a row at least {shares.min():.1%}, "
             f"half of them {np.median(shares):.1%} or more"
         )
+    if len(tally.settings) > 1:
+        yield f"  made with {len(tally.settings)} settings, which the card tells apart: {_counted(tally.settings)}"
     if cut := tally.finish[CUT]:
         yield f"  {cut:,} rows are cut at --max-length: finish_reason {CUT}, without an end token"
     if tally.finish["length"] and not form.needs_ids and not form.is_closed:

@@ -39,9 +39,10 @@ be asked for, empty where it can."""
 
 
 class Feed:
-    """`first_cohort` are the rows of cohort 0 that have no record yet; later cohorts count from `next_cohort` on, by
-    ids: the turns of a conversation come to be in several. `last_cohort` is the number and size so far of the cohort
-    that is being filled.
+    """`first_cohort` are the rows of cohort 0 that are still to be made, `first_cohort_pending` its ids without any
+    record: first turns. Later cohorts count from `next_cohort` on, by ids: the turns of a conversation come to be in
+    several. `last_cohort` is the number and size so far of the cohort that is being filled. What is made again stays in
+    its cohort, asked as it was before: `before` has the older records of later turns.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Feed:
         next_cohort: int,
         dedup: bool,
         begun: Begun | None = None,
+        before: Mapping[tuple[int, int, int], Record] | None = None,
     ) -> None:
         self._read_all = False
         self.last_cohort = (0, 0)
@@ -62,6 +64,7 @@ class Feed:
         self._settings = settings
         self._numbers = cohorts(max(next_cohort, 1), cohort)
         self._begun = dict(begun or {})
+        self._before = dict(before or {})
         self._reopened: dict[tuple[int, int], tuple[Record, str]] = {}
         self._to_say: dict[tuple[int, int], list[Raw]] = {}
         self._next_turns: deque[Prompt] = deque()
@@ -70,18 +73,11 @@ class Feed:
         rows = -(-cohort // ledger.samples)
         chosen = [int(asked[place]) for place in spread(len(asked), rows)]
         self.first_cohort = [row for row in chosen if ledger.pending_samples(row)]
+        self.first_cohort_pending = sum(map(ledger.unrecorded, chosen))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
         self._stream = self._items()
         self._ahead: asyncio.Future[list[Item]] | None = None
         self._ready: list[Item] = []
-
-    @property
-    def first_cohort_pending(self) -> int:
-        """Ids of the first cohort that are still to be generated: first turns."""
-        every = (
-            self._ledger.pending_turns(row, own) for row in self.first_cohort for own in range(self._ledger.samples)
-        )
-        return sum(0 in turns for turns in every)
 
     @property
     def ended(self) -> bool:
@@ -183,6 +179,12 @@ class Feed:
         except BadPromptError as error:
             problem = f"{raw.place}: {error}"
         for sample in samples:
+            again = {} if only else self._ledger.again(raw.row, sample)
+            for turn, in_cohort in again.items():
+                prompt = Prompt(key, sample, raw.row, in_cohort, own.digest, asked[0], tools, turn)
+                yield from self._once_more(prompt, problem, label)
+            if again:
+                continue
             turns = self._ledger.pending_turns(raw.row, sample)
             prompt = Prompt(key, sample, raw.row, cohort, own.digest, asked[0], tools)
             if problem:
@@ -194,6 +196,16 @@ class Feed:
                 yield prompt
             else:
                 yield from self._gone_on(replace(prompt, turn=turns.start), asked[turns.start : turns.stop])
+
+    def _once_more(self, prompt: Prompt, problem: str, label: Label) -> Iterator[Item]:
+        """What a retry asks for: a later turn with the history that it was asked with before."""
+        older = self._before.pop((prompt.row, prompt.sample, prompt.turn), None)
+        if problem:
+            yield failed(prompt, label, problem, settings=self._settings)
+        elif older is not None:
+            yield replace(prompt, messages=older.messages, tools=older.tools)
+        elif prompt.turn == 0:
+            yield prompt
 
     def _wait(self, prompt: Prompt, to_say: list[Raw]) -> None:
         if to_say:

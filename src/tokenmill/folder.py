@@ -189,10 +189,7 @@ class RunFolder:
         self.create()
         handle = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UsageError(f"{self.path} is in use by {self._holder()}", fix=self._way_out()) from error
+            self._take(handle)
             process = processes.identify(os.getpid())
             if process is None:
                 raise UsageError("/proc does not show this process; tokenmill needs Linux")
@@ -207,6 +204,26 @@ class RunFolder:
                     self._write_owner(None)
                 except OSError:
                     pass  # a full disk: the owner's pid, start time and boot id tell that it is gone
+        finally:
+            os.close(handle)
+
+    def _take(self, handle: int) -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"{self.path} is in use by {self._holder()}", fix=self._way_out()) from error
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Keeps every run out for the scope and writes nothing; raises UsageError that says who has the folder."""
+        try:
+            handle = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield  # a copy that came without it: nobody runs here
+            return
+        try:
+            self._take(handle)
+            yield
         finally:
             os.close(handle)
 

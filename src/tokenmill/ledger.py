@@ -21,9 +21,10 @@ from tokenmill.core.status import PromptCounts
 from tokenmill.core.turns import goes_on
 from tokenmill.dataset import Brief
 from tokenmill.prompts import Index, key_hash
+from tokenmill.retry import Retry
 from tokenmill.rows import Mask
 
-PENDING, ACCEPTED, REJECTED, FAILED, NOT_ASKED, CUT_OFF, BROKEN_OFF = 0, 1, 2, 3, 4, 5, 6
+PENDING, ACCEPTED, REJECTED, FAILED, NOT_ASKED, CUT_OFF, BROKEN_OFF, AGAIN = 0, 1, 2, 3, 4, 5, 6, 7
 """CUT_OFF is accepted, and BROKEN_OFF failed: told apart since a conversation goes on after neither."""
 
 _CODES = {Verdict.ACCEPTED: ACCEPTED, Verdict.REJECTED: REJECTED, Verdict.FAILED: FAILED}
@@ -36,7 +37,7 @@ BATCH = 8192
 class Found:
     """What the store held: `changed` are keys whose prompt has other content now, `strangers` rows no longer asked for.
 
-    `cohort` is the highest cohort number seen, -1 where nothing was.
+    `cohort` is the highest cohort number seen, -1 where nothing was. `redone`: made by this very retry before.
     """
 
     rows: int = 0
@@ -45,15 +46,22 @@ class Found:
     cohort: int = -1
     first_cohort: int = 0
     settings: set[str] = field(default_factory=set)
+    redone: int = 0
 
 
 class Ledger:
     """`samples` completions of each row, and of each of its turns where the index counts them; only rows of shard i of
-    n count, each by the hash of its key."""
+    n count, each by the hash of its key.
 
-    def __init__(self, index: Index, samples: int, shard: tuple[int, int] = (0, 1)) -> None:
+    With a `retry`, ids whose record it wants are AGAIN: pending, and the only ones that are handed out, each in the
+    cohort of its older record, which counts once more where no newer one comes (`settle`).
+    """
+
+    def __init__(self, index: Index, samples: int, shard: tuple[int, int] = (0, 1), retry: Retry | None = None) -> None:
         self.index = index
         self.samples = samples
+        self._retry = retry
+        self._open = PENDING if retry is None else AGAIN
         self.labels: dict[str, int] = {}
         self.tokens = 0
         self._starts: npt.NDArray[np.unsignedinteger[Any]] | None = None
@@ -62,6 +70,7 @@ class Ledger:
             starts = np.concatenate(([0], np.cumsum(index.turns, dtype=np.int64) * samples))
             total = int(starts[-1])
             self._starts = starts.astype(np.min_scalar_type(total))
+        self._cohorts = np.zeros(0 if retry is None else total, dtype=np.int32)
         self._bytes = bytearray(total)  # a byte of it is read in a third of the time of an array's item
         self._states = np.frombuffer(self._bytes, dtype=np.uint8)
         part, of = shard
@@ -92,6 +101,11 @@ class Ledger:
         if self._starts is None:
             return row * self.samples + sample
         return int(self._starts[row]) + sample * self.turns(row) + turn
+
+    def _own(self, row: int, sample: int) -> bytearray:
+        """The states of a row's sample, by turn."""
+        start = self._place(row, sample, 0)
+        return self._bytes[start : start + self.turns(row)]
 
     def load(self, briefs: Iterable[Brief], rules: Rules, gate: Gate) -> Found:
         """Takes in all that is stored, newest first: older records of an id are superseded."""
@@ -125,10 +139,21 @@ class Ledger:
             found.changed.append(brief.key)
             return
         verdict, labels = judge.judged(brief, rules)
-        self._mark(place, verdict, brief.finish_reason, labels, brief.output_tokens)
-        gate.count(brief.cohort, verdict, labels)
         found.cohort = max(found.cohort, brief.cohort)
         found.first_cohort += brief.cohort == 0
+        if self._retry is not None:
+            found.redone += brief.settings in self._retry.made
+            if self._retry.wants(brief.settings, verdict, labels):
+                self._bytes[place], self._cohorts[place] = AGAIN, brief.cohort
+                return
+        self._mark(place, verdict, brief.finish_reason, labels, brief.output_tokens)
+        gate.count(brief.cohort, verdict, labels)
+
+    def settle(self, briefs: Iterable[Brief], rules: Rules, gate: Gate) -> None:
+        """The retry is over: of ids without a newer record the older one counts."""
+        self._states[self._states == AGAIN] = PENDING
+        self._retry, self._open = None, PENDING
+        self.load(briefs, rules, gate)
 
     def mark(self, record: Record, verdict: Verdict) -> None:
         """A record that was just stored."""
@@ -165,6 +190,43 @@ class Ledger:
             self._states[back] = PENDING
             self.take_back(["broken_off"] * len(back), 0)
 
+    def pending_samples(self, row: int) -> list[int]:
+        """The samples of a row of which something is still to be made: what lacks a record, or is to be made again."""
+        return [sample for sample in range(self.samples) if self._own(row, sample).find(self._open) >= 0]
+
+    def unrecorded(self, row: int) -> int:
+        """How many samples of a row have no record of their first turn."""
+        return sum(self._own(row, sample)[0] == PENDING for sample in range(self.samples))
+
+    def again(self, row: int, sample: int) -> dict[int, int]:
+        """The turns of a row's sample that are to be made again, and the cohort that each is in."""
+        if not len(self._cohorts):
+            return {}
+        start = self._place(row, sample, 0)
+        own = self._own(row, sample)
+        return {turn: int(self._cohorts[start + turn]) for turn, state in enumerate(own) if state == AGAIN}
+
+    def later_turns_again(self) -> Iterator[tuple[int, int, int]]:
+        """Row, sample and turn of all that is to be made again, but for first turns."""
+        if self._starts is None or self._retry is None:
+            return
+        starts, turns = self._row_starts(), self._ids_by_row() // self.samples
+        places = np.flatnonzero(self._states == AGAIN)
+        rows = np.searchsorted(starts, places, "right") - 1
+        for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+            sample, turn = divmod(place - int(starts[row]), int(turns[row]))
+            if turn:
+                yield row, sample, turn
+
+    def is_again(self, record: Record) -> bool:
+        """Whether a record is of an id that is to be made again."""
+        return self._bytes[self._place(record.row, record.sample, record.turn)] == AGAIN
+
+    @property
+    def left(self) -> int:
+        """Ids that this start is still to make."""
+        return int(np.count_nonzero(self._states == self._open))
+
     def reopen(self, record: Record) -> bool:
         """After a record that counts in an older one's place: the turns that the older one broke off are pending again.
         Whether there are any."""
@@ -187,10 +249,6 @@ class Ledger:
             return range(0)
         return range(first, first + len(own[first:]) - len(own[first:].lstrip(bytes([PENDING]))))
 
-    def pending_samples(self, row: int) -> list[int]:
-        """The samples of a row that lack a record."""
-        return [sample for sample in range(self.samples) if self.pending_turns(row, sample)]
-
     def under_way(self) -> dict[tuple[int, int], int]:
         """The conversations that were begun and are to be gone on with: row and sample → the last turn that stands."""
         if self._starts is None:
@@ -208,9 +266,9 @@ class Ledger:
         return found
 
     def rows_pending(self) -> Mask:
-        """True for rows of which anything has no record."""
-        pending = self._states == PENDING
-        return np.logical_or.reduceat(pending, self._row_starts()) if len(pending) else pending
+        """True for rows of which anything is still to be made."""
+        wanted = self._states == self._open
+        return np.logical_or.reduceat(wanted, self._row_starts()) if len(wanted) else wanted
 
     def rows_asked(self) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
         """The rows of this run's shard."""
@@ -218,13 +276,13 @@ class Ledger:
 
     def counts(self) -> PromptCounts:
         """The ids asked for, by what became of them."""
-        counts = np.bincount(self._states, minlength=7).tolist()
+        counts = np.bincount(self._states, minlength=8).tolist()
         return PromptCounts(
             total=sum(counts) - counts[NOT_ASKED],
             accepted=counts[ACCEPTED] + counts[CUT_OFF],
             rejected=counts[REJECTED],
             failed=counts[FAILED] + counts[BROKEN_OFF],
-            pending=counts[PENDING],
+            pending=counts[PENDING] + counts[AGAIN],
         )
 
 

@@ -23,6 +23,7 @@ from tokenmill.dataset import Brief
 from tokenmill.errors import StoreError
 from tokenmill.export import suggestion
 from tokenmill.folder import RunFolder, write_aside
+from tokenmill.settings import Settings
 from tokenmill.view import duration
 
 EXAMPLE_CHARS = 2000
@@ -143,7 +144,7 @@ def build(folder: RunFolder, rules: Rules, total: int, trouble: str = "") -> Rep
         version=__version__,
         verdict=verdict,
         good=not trouble and 0 < total <= ended,
-        numbers=tally.numbers(total),
+        numbers=[*tally.numbers(total), *_made_with(tally.settings, rows)],
         labels=[(name, count, _percent(count, ended)) for name, count in tally.labels.most_common()],
         histograms=[
             histogram("Tokens of the thought", tally.thought_tokens),
@@ -165,6 +166,7 @@ class _Tally:
         self.verdicts: Counter[Verdict] = Counter()
         self.labels: Counter[str] = Counter()
         self.finish: Counter[str] = Counter()
+        self.settings: Counter[str] = Counter()
         self.servers: dict[str, ServerRow] = {}
         self.thought_tokens = array("I")
         self.output_tokens = array("I")
@@ -174,6 +176,7 @@ class _Tally:
         verdict, labels = judge.judged(brief, self.rules)
         self.verdicts[verdict] += 1
         self.labels.update(labels)
+        self.settings[brief.settings] += 1
         if verdict is Verdict.FAILED:
             return
         self.finish[brief.finish_reason] += 1
@@ -205,6 +208,13 @@ class _Tally:
                 ("finish reasons", ", ".join(f"{name} {count:,}" for name, count in self.finish.most_common())),
             ]
         return rows
+
+
+def _made_with(counts: Counter[str], rows: Sequence[Settings]) -> list[tuple[str, str]]:
+    """Nothing where all records have the same settings."""
+    named = {row.id: settings.title(row) for row in rows}
+    told = (f"{named.get(name, name)}: {count:,}" for name, count in counts.most_common())
+    return [("records by settings", " · ".join(told))] if len(counts) > 1 else []
 
 
 def quantiles(values: Sequence[int]) -> list[int]:

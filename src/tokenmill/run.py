@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import tomli_w
 
-from tokenmill import report
+from tokenmill import dataset, report, settings
 from tokenmill.backup import keeper
 from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
@@ -84,12 +84,13 @@ class Interrupts:
 @dataclass(frozen=True, slots=True)
 class Order:
     """What is to be run. `command` is how a person would start it again, `skip` are doctor checks to leave out,
-    `patience_s` how long answers are kept for a store that cannot be written."""
+    `patience_s` how long answers are kept for a store that cannot be written, `retry` the words of --retry."""
 
     config: Config
     command: str
     skip: tuple[str, ...] = ()
     patience_s: float = STORE_PATIENCE_S
+    retry: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,8 @@ async def _run(desk: Desk, order: Order) -> int:
     sweep(folder)
     living = survivors(folder)
     await preflight(config, folder, living, log, order.skip)
-    folder.write_config(tomli_w.dumps(shown(config)))
+    if not order.retry or not folder.config.exists():  # what a retry is given is its own, and in settings.jsonl
+        folder.write_config(tomli_w.dumps(shown(config)))
     async with keeper.kept(config, folder, log, progress):
         return await _produce(desk, order, living)
 
@@ -135,15 +137,15 @@ async def _run(desk: Desk, order: Order) -> int:
 async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
     """From the accounts to the report; returns 0 or 130."""
     config, folder, log, progress = desk.config, desk.folder, desk.log, desk.progress
-    accounts = await resume(config, folder, log)
+    accounts = await resume(config, folder, log, order.retry)
     progress.ledger = accounts.ledger
     store = Store(folder.data, config.output.segment, lambda text, level: log.say("store", text, level))
     collector = Collector(accounts, store, folder, log, patience_s=order.patience_s)
     trouble: TokenmillError | None = None
     try:
         collector.check_cohorts()
-        if accounts.ledger.counts().pending == 0:
-            log.say("run", "every prompt has a record already")
+        if collector.finished:
+            log.say("run", "nothing to do" if accounts.retry else "every prompt has a record already")
             await _end_unneeded(desk, living, stopped=False)
         elif collector.alarm is not None or desk.interrupts.count:
             await _end_unneeded(desk, living, stopped=True)
@@ -151,7 +153,7 @@ async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
             trouble = await _generate(desk, collector, accounts, living)
     finally:
         desk.interrupts.finishing = True
-        finished = accounts.ledger.counts().pending == 0
+        finished = collector.finished
         progress.state = "sealing" if finished else "stopping"
         progress.publish()
         await store.close(seal=finished)
@@ -159,14 +161,32 @@ async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
     trouble = trouble or collector.failure or await _gate_error(collector, accounts, desk, order.command)
     if trouble is None and not finished and not desk.interrupts.count:
         trouble = _prompts_gone(config, accounts)
-    progress.state = "failed" if trouble else "done" if finished else "stopped"
+    await _settle(desk, accounts, collector)
+    counts = accounts.ledger.counts()
+    progress.state = "failed" if trouble else "done" if finished and not counts.pending else "stopped"
     await _report(desk, accounts, trouble)
     if trouble is not None:
         raise trouble
-    counts = accounts.ledger.counts()
     verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
     log.say("run", f"{progress.state}: {verdicts}")
     return DONE if finished else INTERRUPTED
+
+
+async def _settle(desk: Desk, accounts: Accounts, collector: Collector) -> None:
+    """After the gate has judged: what a retry has not made counts as it was, and its end is noted if it is one."""
+    retry, ledger, log = accounts.retry, accounts.ledger, desk.log
+    if retry is None:
+        return
+    left = ledger.left
+    if collector.finished:
+        await asyncio.to_thread(settings.end_retry, desk.folder.data, retry.number)
+    if left:
+        stored = dataset.briefs(desk.folder.data)
+        await asyncio.to_thread(ledger.settle, stored, accounts.rules, accounts.gate)
+        words = f"retry {retry.number}: {left:,} completions were not made again; their older records go on counting"
+        log.say("retry", words, "warn", "" if collector.finished else "start it again: it goes on where it is")
+    if pending := ledger.counts().pending:
+        log.say("retry", f"{pending:,} completions have no record yet: `run` without --retry makes them", "warn")
 
 
 async def _report(desk: Desk, accounts: Accounts, trouble: TokenmillError | None) -> None:
@@ -224,8 +244,9 @@ async def _watch(node: LocalNode, progress: Progress) -> None:
 
 
 def _prompts_gone(config: Config, accounts: Accounts) -> UsageError:
-    pending = accounts.ledger.counts().pending
-    words = f"{pending:,} prompts were not found again in {config.prompts.path}: it changed while it was read"
+    words = (
+        f"{accounts.ledger.left:,} prompts were not found again in {config.prompts.path}: it changed while it was read"
+    )
     return UsageError(words, fix="start it again: it goes on where it is")
 
 

@@ -132,6 +132,11 @@ def _read(handle: int, at: int, size: int) -> Record:
     return _decode.decode(plain(os.pread(handle, size, at)))
 
 
+def rows_of(part: Path) -> int:
+    """The rows of a sealed file, as its footer has it."""
+    return int(pq.read_metadata(part).num_rows)
+
+
 def _verify(aside: Path, rows: int) -> None:
     """Reads every row group back: a part that cannot be read must never replace its journal."""
     with pq.ParquetFile(aside) as written:

@@ -1,7 +1,8 @@
 """What was in force when records were made: one row per distinct set in data/settings.jsonl, and the guard.
 
 A run folder is one dataset: it is not continued with another model, template, sampling or thinking mode. Throughput,
-[judge], [gate] and exports may change, and so may the engine's version: that is recorded, not refused.
+[judge], [gate] and exports may change, and so may the engine's version: that is recorded, not refused. Rows that a
+`--retry` made again may have another sampling and seed: these are a row of their own.
 """
 
 import hashlib
@@ -19,9 +20,16 @@ from tokenmill.folder import write_aside
 from tokenmill.machine import modelfiles
 from tokenmill.masking import mask_args
 
+RETRY_CHANGES = frozenset({"sampling", "seed"})
+"""Parts of `content` that a retry may have otherwise: without a change it would mostly get the same again."""
+
 
 class Settings(msgspec.Struct, frozen=True):
-    """`content` is what decides what the model writes; `id` the hash of all but the template, which is known later."""
+    """`content` is what decides what the model writes; `id` the hash of all but the template, which is known later.
+
+    `retry` is the number of the --retry that these records were made for, 0 for the run itself; `labels` what it asked
+    for; `ended`: it has been through all of them.
+    """
 
     id: str
     content: dict[str, Any]
@@ -30,6 +38,9 @@ class Settings(msgspec.Struct, frozen=True):
     args: dict[str, Any]
     template_sha256: str = ""
     first_prompt: str = ""
+    retry: int = 0
+    labels: tuple[str, ...] = ()
+    ended: bool = False
 
 
 def sampling(config: Config, model: Path | None) -> Sampling:
@@ -68,6 +79,17 @@ def of(config: Config, model: Path | None, version: str) -> Settings:
     return Settings(hashlib.sha256(whole).hexdigest()[:12], content, config.engine.kind, version, args)
 
 
+def for_retry(row: Settings, number: int, labels: tuple[str, ...]) -> Settings:
+    """The same settings as a row of a retry: its records are told from all others by it."""
+    whole = msgspec.json.encode([row.id, number, labels])
+    return replace(row, id=hashlib.sha256(whole).hexdigest()[:12], retry=number, labels=labels)
+
+
+def title(row: Settings) -> str:
+    """A row of the table for a person."""
+    return f"{row.id}, retry {row.retry} for {', '.join(row.labels)}" if row.retry else row.id
+
+
 def read(data: Path) -> list[Settings]:
     """All rows of a run's settings table."""
     file = data / "settings.jsonl"
@@ -83,12 +105,13 @@ def read(data: Path) -> list[Settings]:
 
 
 def guard(new: Settings, recorded: list[Settings]) -> None:
-    """Raises GuardError naming every difference from what the recorded rows were made with."""
+    """Raises GuardError naming every difference from what the recorded rows were made with, but for a retry's own."""
+    free = RETRY_CHANGES if new.retry else frozenset()
     for old in recorded:
         differences = [
             f"{name}: was {old.content.get(name)!r}, is {new.content.get(name)!r}"
             for name in {**new.content, **old.content}
-            if old.content.get(name) != new.content.get(name)
+            if old.content.get(name) != new.content.get(name) and name not in free and not old.retry
         ]
         if differences:
             raise GuardError(
@@ -126,5 +149,16 @@ def complete(row: Settings, template_sha256: str, first_prompt: str) -> Settings
 def keep(data: Path, row: Settings) -> None:
     """Appends a row, unless it stands there."""
     if all(old.id != row.id for old in read(data)):
-        rows = [*read(data), row]
-        write_aside(data / "settings.jsonl", b"".join(msgspec.json.encode(kept) + b"\n" for kept in rows), sync=True)
+        write(data, [*read(data), row])
+
+
+def end_retry(data: Path, number: int) -> None:
+    """Notes that a retry has been through all that it asked for."""
+    rows = read(data)
+    if any(row.retry == number and not row.ended for row in rows):
+        write(data, [replace(row, ended=row.ended or row.retry == number) for row in rows])
+
+
+def write(data: Path, rows: list[Settings]) -> None:
+    """Replaces the table, whole or not at all."""
+    write_aside(data / "settings.jsonl", b"".join(msgspec.json.encode(row) + b"\n" for row in rows), sync=True)

@@ -96,7 +96,7 @@ def recover(data: Path) -> list[str]:
     """
     told = []
     for journal in journals(data):
-        _wait_for_sealer(journal)
+        wait_for_sealer(journal)
     for aside in data.glob(".part-*"):
         aside.unlink()
     for journal in journals(data):
@@ -107,7 +107,7 @@ def recover(data: Path) -> list[str]:
     return told
 
 
-def _wait_for_sealer(journal: Path) -> None:
+def wait_for_sealer(journal: Path) -> None:
     """A sealer outlives the tokenmill that started it; its journal is gone afterwards. Raises StoreError."""
     deadline = time.monotonic() + SEALER_PATIENCE_S
     while journal.exists():

@@ -133,6 +133,14 @@ def test_equal_content_is_left_out_where_asked_for(tmp_path: Path, dedup: bool) 
     assert len(items) == 3
 
 
+def test_of_equal_content_one_is_asked_for_whatever_shards_there_are(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "p.jsonl", [{"id": n, "prompt": f"x{n % 5}"} for n in range(30)])
+    index = prompts.scan(path)
+    items = [item for i in range(4) for item in all_of(path, Ledger(index, 1, (i, 4)), dedup=True)]
+    assert sorted(item.row for item in items if isinstance(item, Prompt)) == [0, 1, 2, 3, 4]
+    assert len(items) == 30
+
+
 def test_repeated_ids_have_their_numbers(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "p.jsonl", [{"id": "a", "prompt": text} for text in "xyz"])
     assert [item.key for item in all_of(path, ledger_of(path))] == ["a", "a~2", "a~3"]

@@ -22,7 +22,7 @@ from tokenmill.backup.layout import Copied, DamagedError, Manifest, Sign
 from tokenmill.errors import StoreError
 from tokenmill.folder import RunFolder, write_aside
 
-_WANTED = re.compile(r"events\.jsonl|data/(?:journal-\d+\.jsonl|part-\d+\.parquet|settings\.jsonl)")
+_WANTED = re.compile(r"events\.jsonl|data/(?:journal-\d+\.jsonl|part-\d+\.parquet|settings\.jsonl|prompts\.json)")
 """What comes back. The config is the one that `run` was given, and a report is written anew."""
 
 

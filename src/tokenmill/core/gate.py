@@ -119,11 +119,12 @@ class Gate:
         return self.tallies[cohort]
 
     def _bad(self, tally: Tally) -> tuple[str, int, float] | None:
+        """Cohorts of merged runs hold those of all shards: more have ended than a cohort has."""
         for what, count, allowed in (
             ("failed", tally.failed, self.limits.max_failed),
             ("rejected", tally.rejected, self.limits.max_rejected),
             ("truncated", tally.truncated, self.limits.max_truncated),
         ):
-            if count > allowed * tally.size + ROUNDING:
+            if count > allowed * max(tally.size, tally.ended) + ROUNDING:
                 return what, count, allowed
         return None
