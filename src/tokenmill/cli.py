@@ -251,6 +251,7 @@ def inspect(
 
 app.command()(cli_export.export)
 app.command("vocab-map")(cli_export.vocab_map)
+app.command()(cli_export.audit)
 
 
 @app.command()

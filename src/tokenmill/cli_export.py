@@ -91,5 +91,30 @@ def vocab_map(
         typer.echo(line)
 
 
+def audit(
+    run_path: RunArgument,
+    model: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Whose tokenizer and template; default: the run's model.path.")
+    ] = None,
+    sample: Annotated[int, typer.Option(min=0, metavar="N", help="So many rows, by hash; default: all.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")] = False,
+) -> None:
+    """Render and tokenise a run's rows again, and compare with the recorded ids. Exit code 5: they contradict."""
+    import msgspec
+
+    from tokenmill import agreement
+    from tokenmill.configfile import load
+    from tokenmill.retokenise import model_of
+    from tokenmill.servers import folder_of
+
+    folder = folder_of(run_path)
+    config = load(folder.config)
+    files = model_of(config.model.path, model)
+    several = config.generation.samples > 1
+    found = agreement.audit(folder, files, several=several, sample=sample, tell=_say)
+    typer.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(agreement.lines(found)))
+    raise typer.Exit(5 if found.verdict == "contradict" else 0)
+
+
 def _say(text: str) -> None:
     typer.echo(text, err=True)

@@ -23,7 +23,7 @@ from tokenmill.core.judge import CLOSE, OPEN, Reading
 from tokenmill.core.records import NULL
 from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo
 from tokenmill.errors import BadPromptError, PluginError, PreflightError, RefusedError, boundary
-from tokenmill.machine import modelfiles
+from tokenmill.machine import ggufvocab, modelfiles
 
 RENDER_TIMEOUT_S = 60.0
 """For the two small requests with which a llama.cpp server renders: they queue behind nothing."""
@@ -109,11 +109,14 @@ class TokenizerRenderer(Renderer):
 
 
 def load_tokenizer(model: Path) -> Any:
-    """transformers' tokenizer of a model folder.
+    """transformers' tokenizer of a model folder or a .gguf file; raises PreflightError for a kind that is not known.
 
     AutoTokenizer imports torch where torch is installed, which takes 12 s and more; tokenizer.json needs none of it.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found": it is not wanted
+    if model.is_file():
+        with _importing:
+            return ggufvocab.tokenizer(model)
     name = "PreTrainedTokenizerFast" if (model / "tokenizer.json").is_file() else "AutoTokenizer"
     with _importing:
         import transformers
