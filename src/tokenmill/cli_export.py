@@ -35,6 +35,13 @@ def export(
         int, typer.Option(min=0, help="Rows of ids are cut at so many tokens, as a trainer would cut them.")
     ] = 0,
     dedup: Annotated[bool, typer.Option("--dedup", help="Of equal rows (prompt and output) only the first.")] = False,
+    retokenise: Annotated[
+        bool,
+        typer.Option("--retokenise", help="Rows without ids get those of their text; tells how far they are off."),
+    ] = False,
+    model: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="For --retokenise; default: the run's model.path.")
+    ] = None,
 ) -> None:
     """Write a run's accepted records as a dataset, in the prompts' order. Exit code 5 where it is worth nothing."""
     from tokenmill import export as steps
@@ -53,6 +60,12 @@ def export(
     )
     folder = folder_of(run_path)
     config = load(folder.config)
+    filling = None
+    if retokenise:
+        from tokenmill.filling import Filling
+        from tokenmill.retokenise import Retokeniser, model_of
+
+        filling = Filling(Retokeniser(model_of(config.model.path, model)))
     rows = steps.export(
         folder,
         form,
@@ -61,6 +74,7 @@ def export(
         samples=config.generation.samples,
         choice=choice,
         model=Path(config.model.path) if config.model.path else None,
+        filling=filling,
         tell=_say,
     )
     typer.echo(f"{rows:,} rows in {out}")

@@ -18,6 +18,7 @@ from tokenmill import card, dataset, plugins, settings
 from tokenmill.core.judge import Rules
 from tokenmill.core.records import Label, Record
 from tokenmill.errors import StoreError, UsageError
+from tokenmill.filling import Filling
 from tokenmill.folder import RunFolder
 from tokenmill.formats.base import CUT, SPLITS, Format, Split
 from tokenmill.sieve import GROUPS, Choice, Sieve, Tally, split_of
@@ -72,12 +73,14 @@ def export(
     samples: int,
     choice: Choice = ALL,
     model: Path | None = None,
+    filling: Filling | None = None,
     tell: Tell = lambda text: None,
 ) -> int:
     """Writes a run's accepted records to the folder `out`, which must not exist yet; returns their number.
 
-    `model` is read for the card, if it is still there. `tell` hears how far it is, and at the end what went out and
-    what did not. Raises GateError where too many rows are faulty, or none is left.
+    `model` is read for the card, if it is still there. `filling` gives ids to rows that have none. `tell` hears how far
+    it is, and at the end what went out and what did not. Raises GateError where too many rows are faulty, or none is
+    left.
     """
     kind: type[Format] = plugins.load("formats", name)
     if out.exists():
@@ -85,22 +88,31 @@ def export(
     if choice.length and not kind.needs_ids:
         fix = "leave --max-length out, or bound its rows by --max-tokens"
         raise UsageError(f"{name} holds text, and only token ids can be cut at a length", fix=fix)
+    if filling is not None and not kind.needs_ids:
+        raise UsageError(f"{name} holds text, and needs no token ids", fix="leave --retokenise out")
     several = samples > 1 or any(brief.sample or brief.turn for brief in dataset.briefs(folder.data))
     made = settings.read(folder.data)
     form = kind(several=several, settings={row.id: row for row in made})
+    form.tells_source = filling is not None
     sieve, tally = Sieve(form, rules, choice), Tally(form)
+
+    def stored(done: str) -> Iterator[Record]:
+        found = _told(dataset.records(folder.data), tell, done)
+        return found if filling is None else filling.fill(found)
+
     aside = out.with_name(f"{_aside(out)}{os.getpid()}")
     try:
         _clear(out)
         aside.mkdir(parents=True)
         if choice.caps:
-            sieve.survey(_told(dataset.records(folder.data), tell, "looked at"))
-        rows = _write(sieve, tally, _told(dataset.records(folder.data), tell, "read"), aside)
+            sieve.survey(stored("looked at"))
+        rows = _write(sieve, tally, stored("read"), aside)
         tally.gate(sieve)
         if tally.rows >= MANY:
             tell(f"{tally.rows:,} rows written, to be read back")
         _verify(form, rows, aside)
-        page = card.page(out.name, form, made, rows, sieve, tally, model)
+        notes = filling.words() if filling is not None else []
+        page = card.page(out.name, form, made, rows, sieve, tally, model, notes)
         (aside / "README.md").write_text(page, encoding="utf-8")
         _sync(aside)
         aside.rename(out)
@@ -109,7 +121,7 @@ def export(
         raise StoreError(f"{out} could not be written: {error.strerror or error}", fix=f"df -h {out.parent}") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    for line in summary(form, rows, sieve, tally):
+    for line in (*summary(form, rows, sieve, tally), *(f"  {words}" for words in notes)):
         tell(line)
     return tally.rows
 
