@@ -23,6 +23,7 @@ from tokenmill.core.server import Failure, FailureKind
 from tokenmill.core.stream import Streaming
 from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec
 from tokenmill.errors import BadPromptError, BrokenError, LateError, RequestError
+from tokenmill.proof import Asked, prove
 from tokenmill.render import Renderer, fit
 
 MAX_TOKENS = 512
@@ -34,11 +35,11 @@ PROBE_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """How to read this server's outputs, and what the canary saw. `warning` is for a person, empty if all is well."""
+    """How to read this server's outputs, and what the canary saw. `warnings` are for a person."""
 
     reading: Reading
     accept_length: float | None
-    warning: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def prompts() -> list[msgspec.Raw]:
@@ -66,7 +67,8 @@ class Canary:
         """The verdict. A failure of kind WRONG_MODE is the model's or the config's: a restart cannot mend it."""
         bodies = prompts()
         results = await asyncio.gather(*(self._one(bodies[n % len(bodies)]) for n in range(self.width)))
-        answers = [result for result in results if isinstance(result, Completion)]
+        asked = [result for result in results if isinstance(result, Asked)]
+        answers = [one.completion for one in asked]
         errors = [result for result in results if isinstance(result, str)]
         if len(answers) * 2 <= self.width:
             cause = f"{len(errors)} of {self.width} canary completions failed: {errors[0]}"
@@ -74,19 +76,24 @@ class Canary:
         if any(_cannot_be_ids(ids) for answer in answers for ids in (answer.prompt_ids, answer.output_ids)):
             words = f"its token ids are no ids: {bytes(answers[0].output_ids)[:80].decode()}"
             return Failure(FailureKind.CONFIG, words, "does it give token_ids as the OpenAI dialect does?")
+        given = results[0].completion.prompt_ids if isinstance(results[0], Asked) else NULL
         try:
+            other = await self.renderer.prove(bodies[0], given, self.client, self.info)
             reading = await self.renderer.reading(self.client, self.info, answers[0].prompt_ids)
-            warning = await self._rendering_differs(bodies[0])
+            differs = await self._rendering_differs(bodies[0])
+            proof = await prove(asked, reading, self.renderer, self.client)
         except (RequestError, BadPromptError) as error:
             return Failure(FailureKind.CRASH, f"the canary came back, and then: {error}")
-        wrong = _wrong_mode(answers, reading)
-        if wrong is not None:
+        if other:
+            cause = f"it renders prompts otherwise than the run's first server: {other}"
+            return Failure(FailureKind.CONFIG, cause, "give all servers the same model and chat template")
+        if (wrong := _wrong_mode(answers, reading) or proof.failure) is not None:
             return wrong
         lengths = [answer.accept_length for answer in answers if answer.accept_length is not None]
         accept_length = sum(lengths) / len(lengths) if lengths else None
-        return Passed(reading, accept_length, warning)
+        return Passed(reading, accept_length, tuple(filter(None, (differs, *proof.warnings))))
 
-    async def _one(self, messages: msgspec.Raw) -> Completion | str:
+    async def _one(self, messages: msgspec.Raw) -> Asked | str:
         sampling = replace(self.sampling, max_tokens=min(MAX_TOKENS, self.sampling.max_tokens))
         try:
             return await self._ask(messages, sampling, self.timeout_s, self.seen)
@@ -95,7 +102,7 @@ class Canary:
 
     async def _ask(
         self, messages: msgspec.Raw, sampling: Sampling, timeout_s: float, seen: Callable[[], None] | None
-    ) -> Completion:
+    ) -> Asked:
         rendered = await self.renderer.render(messages, NULL, self.client)
         request = self.engine.encode(
             self.spec,
@@ -113,7 +120,7 @@ class Canary:
         answer = self.engine.decode(body) if stream is None else stream.completion()
         if answer.finish_reason not in ("stop", "length"):
             raise BrokenError(f"finish reason {answer.finish_reason!r}")
-        return answer
+        return Asked(rendered, answer)
 
     async def probe(self, timeout_s: float) -> RequestError | BadPromptError | None:
         """A small generation over a connection of its own; None where it came back, else what went wrong."""
@@ -140,10 +147,10 @@ class Canary:
             seen()
 
         try:
-            pieces = await self._ask(prompts()[0], self._small, self.timeout_s, noted)
+            pieces = (await self._ask(prompts()[0], self._small, self.timeout_s, noted)).completion
             if not count:
                 return "it does not stream"
-            whole = await self._ask(prompts()[0], self._small, self.timeout_s, None)
+            whole = (await self._ask(prompts()[0], self._small, self.timeout_s, None)).completion
         except (RequestError, BadPromptError) as error:
             return str(error)
         for name in ("output_ids", "prompt_ids"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import PreflightError
+from tokenmill.machine import ggufvocab
 
 _HEAD = 1 << 20
 """Bytes of a weights file that go into the fingerprint: its header, with names, shapes and offsets of all tensors."""
@@ -63,6 +64,28 @@ def template(model: Path) -> str:
     if isinstance(found, list):
         found = next((entry.get("template", "") for entry in found if entry.get("name") == "default"), "")
     return str(found)
+
+
+_TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt")
+_TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+
+def tokenizer_sha256(model: Path) -> str:
+    """sha256 of what decides which ids a text becomes, the chat template left out; empty where nothing tells."""
+    if model.is_file():
+        return ggufvocab.fingerprint(model)
+    digest, found = hashlib.sha256(), False
+    for name in _TOKENIZER:
+        file = model / name
+        if file.is_file():
+            found = True
+            digest.update(name.encode() + b"\0" + file.read_bytes())
+    for name in _TOKENIZER_SETTINGS:
+        data = read_json(model / name)
+        data.pop("chat_template", None)
+        if data:
+            digest.update(name.encode() + b"\0" + json.dumps(data, sort_keys=True).encode())
+    return digest.hexdigest() if found else ""
 
 
 def weight_map(index: dict[str, Any]) -> dict[str, str]:
