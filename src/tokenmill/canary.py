@@ -16,12 +16,14 @@ from typing import Annotated
 import msgspec
 
 from tokenmill.client import Client
-from tokenmill.core import judge
+from tokenmill.core import causes, judge
+from tokenmill.core.causes import Scene
 from tokenmill.core.judge import Reading, Rules
 from tokenmill.core.records import NULL, Completion
+from tokenmill.core.rendering import Rendering
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.core.stream import Streaming
-from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec
+from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec, normal
 from tokenmill.errors import BadPromptError, BrokenError, LateError, RequestError
 from tokenmill.proof import Asked, prove
 from tokenmill.render import Renderer, fit
@@ -87,11 +89,18 @@ class Canary:
         if other:
             cause = f"it renders prompts otherwise than the run's first server: {other}"
             return Failure(FailureKind.CONFIG, cause, "give all servers the same model and chat template")
-        if (wrong := _wrong_mode(answers, reading) or proof.failure) is not None:
+        if (wrong := _wrong_mode(answers, reading, self._scene(reading)) or proof.failure) is not None:
             return wrong
         lengths = [answer.accept_length for answer in answers if answer.accept_length is not None]
         accept_length = sum(lengths) / len(lengths) if lengths else None
         return Passed(reading, accept_length, tuple(filter(None, (differs, *proof.warnings))))
+
+    def _scene(self, reading: Reading) -> Scene:
+        known = self.renderer.rendering or Rendering()
+        parser = any(normal(name) == "reasoning-parser" for name in self.spec.args)
+        # Where end tokens are known, so is the vocabulary.
+        has_tag = bool(reading.close_id) if reading.end_ids else None
+        return Scene(self.sampling.max_tokens, parser, known.template, known.prompt, has_tag)
 
     async def _one(self, messages: msgspec.Raw) -> Asked | str:
         sampling = replace(self.sampling, max_tokens=min(MAX_TOKENS, self.sampling.max_tokens))
@@ -196,7 +205,7 @@ def _difference(rendered: Rendered, ids: msgspec.Raw, count: int) -> str:
     return ""
 
 
-def _wrong_mode(answers: list[Completion], reading: Reading) -> Failure | None:
+def _wrong_mode(answers: list[Completion], reading: Reading, scene: Scene) -> Failure | None:
     rules = Rules(min_reasoning_tokens=1)
     thoughts = 0
     for answer in answers:
@@ -205,16 +214,11 @@ def _wrong_mode(answers: list[Completion], reading: Reading) -> Failure | None:
     right = thoughts if reading.thinking else len(answers) - thoughts
     if right * 2 > len(answers):
         return None
-    sample = answers[0].text[:300]
     if reading.thinking:
         cause = f"thinking is on, but {len(answers) - thoughts} of {len(answers)} canary completions show no thought"
-        fix = (
-            "is it a reasoning model, and does its chat template know enable_thinking? "
-            "else set generation.thinking = false"
-        )
+        label = "empty_reasoning"
     else:
         cause = f"thinking is off, but {thoughts} of {len(answers)} canary completions show a thought"
-        fix = (
-            "its chat template ignores enable_thinking = false: set generation.thinking = true, or change the template"
-        )
-    return Failure(FailureKind.WRONG_MODE, cause, fix, (f"the first one begins: {sample!r}",))
+        label = "foreign_mode"
+    lines = (f"the first one begins: {answers[0].text[:300]!r}",)
+    return Failure(FailureKind.WRONG_MODE, cause, causes.likely(label, scene, answers), lines)
