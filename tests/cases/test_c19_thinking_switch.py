@@ -52,7 +52,9 @@ def test_a_switch_that_every_answer_ignores_ends_the_run(
         ),
         pytest.param("", True, {"empty-reasoning": 1.0}, "the chat template lacks the tag", id="no tag"),
         pytest.param("", False, {"empty-reasoning": 1.0}, "this is no reasoning model", id="no reasoning model"),
-        pytest.param(QWEN, True, {"finish": "length"}, "the context is too small: outputs end at", id="the context"),
+        pytest.param(
+            QWEN, True, {"finish": "length", "tokens": 4}, "the context is too small: outputs end at", id="the context"
+        ),
     ],
 )
 def test_the_message_names_the_cause(case: Case, template: str, tag: bool, args: dict[str, Any], words: str) -> None:
