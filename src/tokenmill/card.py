@@ -31,14 +31,16 @@ def page(
     sieve: Sieve,
     tally: Tally,
     model: Path | None,
+    notes: Sequence[str] = (),
 ) -> str:
-    """The whole page. `made` are the run's settings; only those of rows that went out are shown."""
+    """The whole page. `made` are the run's settings; only those of rows that went out are shown. `notes` come first."""
     used = [row for row in made if tally.settings[row.id]]
     lines = [
         *_front(form, rows, f"tokenmill {__version__}, {tally.digest}"),
-        f"# {title}",
+        f"# {name}",
         "",
         f"{tally.rows:,} rows in the format `{form.name}`, made by tokenmill {__version__}. {form.story}",
+        *(["", *notes] if notes else []),
         *(line for row in used for line in _settings(row, tally.settings[row.id])),
         *_tokens(model),
         *_content(sieve, tally),

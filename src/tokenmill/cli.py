@@ -266,6 +266,7 @@ def inspect(
 app.command()(cli_export.export)
 app.command("vocab-map")(cli_export.vocab_map)
 app.command()(cli_export.merge)
+app.command()(cli_export.audit)
 app.command()(cli_export.report)
 
 

@@ -39,6 +39,13 @@ def export(
         int, typer.Option(min=0, help="Rows of ids are cut at so many tokens, as a trainer would cut them.")
     ] = 0,
     dedup: Annotated[bool, typer.Option("--dedup", help="Of equal rows (prompt and output) only the first.")] = False,
+    retokenise: Annotated[
+        bool,
+        typer.Option("--retokenise", help="Rows without ids get those of their text; tells how far they are off."),
+    ] = False,
+    model: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="For --retokenise; default: the run's model.path.")
+    ] = None,
 ) -> None:
     """Write a run's accepted records as a dataset, in the prompts' order. Exit code 5 where it is worth nothing."""
     from tokenmill import export as steps
@@ -57,6 +64,12 @@ def export(
     )
     folder = folder_of(run_path)
     config = load(folder.config)
+    filling = None
+    if retokenise:
+        from tokenmill.filling import Filling
+        from tokenmill.retokenise import Retokeniser, model_of
+
+        filling = Filling(Retokeniser(model_of(config.model.path, model)))
     rows = steps.export(
         folder,
         form,
@@ -66,6 +79,7 @@ def export(
         turns=config.generation.turns,
         choice=choice,
         model=Path(config.model.path) if config.model.path else None,
+        filling=filling,
         tell=_say,
     )
     typer.echo(f"{rows:,} rows in {out}")
@@ -94,6 +108,31 @@ def vocab_map(
         raise UsageError(f"{config.model.path!r} does not say how many ids it has", fix="--vocabulary N")
     for line in vocabmap.write(folder, out, rules_of(config), size=size, vocabulary=known):
         typer.echo(line)
+
+
+def audit(
+    run_path: RunArgument,
+    model: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Whose tokenizer and template; default: the run's model.path.")
+    ] = None,
+    sample: Annotated[int, typer.Option(min=0, metavar="N", help="So many rows, by hash; default: all.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")] = False,
+) -> None:
+    """Render and tokenise a run's rows again, and compare with the recorded ids. Exit code 5: they contradict."""
+    import msgspec
+
+    from tokenmill import agreement
+    from tokenmill.configfile import load
+    from tokenmill.retokenise import model_of
+    from tokenmill.servers import folder_of
+
+    folder = folder_of(run_path)
+    config = load(folder.config)
+    files = model_of(config.model.path, model)
+    several = config.generation.samples > 1 or config.generation.turns == "all"
+    found = agreement.audit(folder, files, several=several, sample=sample, tell=_say)
+    typer.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(agreement.lines(found)))
+    raise typer.Exit(5 if found.verdict == "contradict" else 0)
 
 
 def merge(

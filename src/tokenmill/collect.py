@@ -15,6 +15,7 @@ from tokenmill.core import judge
 from tokenmill.core.gate import Alarm
 from tokenmill.core.judge import Verdict
 from tokenmill.core.records import FAILURES, PROMPT_FAULTS, Again, Prompt, Record
+from tokenmill.core.rendering import Rendering
 from tokenmill.core.turns import goes_on, why_broken_off
 from tokenmill.errors import GuardError, StoreError, TokenmillError, UsageError, VanishedError
 from tokenmill.events import EventLog
@@ -71,8 +72,7 @@ class Collector:
         self._outstanding = 0
         self._replaced: dict[tuple[str, int, int], list[Again]] = {}
         self._settings_kept = False
-        self._template_sha256 = ""
-        self._first_prompt = ""
+        self._rendering: Rendering | None = None
         self._broken_off = 0
         self._unusable: Counter[str] = Counter()
         self._first_unusable = ""
@@ -82,7 +82,7 @@ class Collector:
         while not (results := await node.results()).ended:
             for event in results.events:
                 self._log.add(event)
-            self._template_sha256, self._first_prompt = results.template_sha256, results.first_prompt
+            await self._check_rendering(results.rendering)
             for old in results.again:
                 self._outstanding += 1
                 self._replaced.setdefault((old.key, old.sample, old.turn), []).append(old)
@@ -187,13 +187,27 @@ class Collector:
         for record in waiting:
             self._count(record)
 
+    async def _check_rendering(self, rendering: Rendering | None) -> None:
+        """Once a server has rendered: nothing is asked of it where records were rendered otherwise."""
+        if rendering is None or self._rendering is not None:
+            return
+        self._rendering = rendering
+        try:
+            dated = settings.guard_rendering(rendering, settings.read(self._folder.data))
+        except GuardError as error:
+            self.failure = error
+            await self._end(0.0)
+            return
+        for words in dated:
+            self._log.say("render", f"another date, it seems: {words}", "warn")
+        self._log.say("render", rendering.told)
+
     def _keep_settings(self) -> None:
-        """The settings' row stands before the first record made with it; by then the template is known."""
+        """The settings' row stands before the first record made with it; by then its rendering is known."""
         if self._settings_kept:
             return
-        data = self._folder.data
-        settings.guard_template(self._template_sha256, settings.read(data))
-        settings.keep(data, settings.complete(self._accounts.row, self._template_sha256, self._first_prompt))
+        row = self._accounts.row
+        settings.keep(self._folder.data, settings.complete(row, self._rendering) if self._rendering else row)
         self._settings_kept = True
 
     def _count(self, record: Record) -> None:

@@ -18,6 +18,7 @@ from tokenmill.configfile import load
 from tokenmill.core.judge import Rules
 from tokenmill.core.records import NULL, Label, Record
 from tokenmill.errors import StoreError, UsageError
+from tokenmill.filling import Filling
 from tokenmill.folder import RunFolder
 from tokenmill.formats.base import CUT, SPLITS, Format, Split
 from tokenmill.sieve import GROUPS, Choice, Sieve, Tally, split_of
@@ -72,12 +73,14 @@ def export(
     turns: str = "last",
     choice: Choice = ALL,
     model: Path | None = None,
+    filling: Filling | None = None,
     tell: Tell = lambda text: None,
 ) -> int:
     """Writes a run's accepted records to the folder `out`, which must not exist yet; returns their number.
 
-    `model` is read for the card, if it is still there. `tell` hears how far it is, and at the end what went out and
-    what did not. Raises GateError where too many rows are faulty, or none is left.
+    `model` is read for the card, if it is still there. `filling` gives ids to rows that have none. `tell` hears how far
+    it is, and at the end what went out and what did not. Raises GateError where too many rows are faulty, or none is
+    left.
     """
     kind: type[Format] = plugins.load("formats", name)
     if choice.length and not kind.needs_ids:
@@ -85,21 +88,30 @@ def export(
         raise UsageError(f"{name} holds text, and only token ids can be cut at a length", fix=fix)
     if out.resolve().is_relative_to(folder.data.resolve()):
         raise UsageError(f"{out} lies where the run keeps its records", fix=f"another place, such as {name}-1")
+    if filling is not None and not kind.needs_ids:
+        raise UsageError(f"{name} holds text, and needs no token ids", fix="leave --retokenise out")
+
+    def stored(done: str) -> Iterator[Record]:
+        found = _told(dataset.records(folder.data), tell, done)
+        return found if filling is None else filling.fill(found)
+
     with outfolder.made(out) as aside:
         several = samples > 1 or turns == "all" or _several(folder)
         made = settings.read(folder.data)
         form = kind(several=several, settings={row.id: row for row in made})
+        form.tells_source = filling is not None
         sieve, tally = Sieve(form, rules, choice), Tally(form)
         if choice.caps:
-            sieve.survey(_told(dataset.records(folder.data), tell, "looked at"))
-        rows = _write(sieve, tally, _told(dataset.records(folder.data), tell, "read"), aside)
+            sieve.survey(stored("looked at"))
+        rows = _write(sieve, tally, stored("read"), aside)
         tally.gate(sieve)
         if tally.rows >= MANY:
             tell(f"{tally.rows:,} rows written, to be read back")
         _verify(form, rows, aside)
-        page = card.page(out.name, form, made, rows, sieve, tally, model)
+        notes = filling.words() if filling is not None else []
+        page = card.page(out.name, form, made, rows, sieve, tally, model, notes)
         (aside / "README.md").write_text(page, encoding="utf-8", errors="replace")
-    for line in summary(form, rows, sieve, tally):
+    for line in (*summary(form, rows, sieve, tally), *(f"  {words}" for words in notes)):
         tell(line)
     return tally.rows
 

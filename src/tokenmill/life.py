@@ -16,7 +16,7 @@ from tokenmill.attempt import Lane
 from tokenmill.canary import Canary, Passed
 from tokenmill.client import Client
 from tokenmill.clocks import LOOK_S
-from tokenmill.core import capacity
+from tokenmill.core import capacity, speculation
 from tokenmill.core import server as core
 from tokenmill.core.server import Failure, FailureKind, State
 from tokenmill.ending import VERIFY_S, Ending, end_server
@@ -315,8 +315,11 @@ class Life:
             await asyncio.sleep(0.0 if result.kind is FailureKind.WRONG_MODE else EXIT_WAIT_S)
             self._post(core.Failed(result))
             return
-        if result.warning:
-            tell("canary", result.warning, "warn")
+        for words in result.warnings:
+            tell("canary", words, "warn")
+        if asked := speculation.algorithm(self.spec.args):
+            length = result.accept_length if result.accept_length is not None else self.sight.reported
+            tell("canary", *speculation.first_words(asked, length))
         if not self.sight.counters:
             tell("canary", self.sight.words, "info")
         self.passed = result

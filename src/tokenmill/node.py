@@ -112,6 +112,7 @@ class LocalNode:
             seed=generation.seed,
             timeout_s=None if generation.timeout == "auto" else generation.timeout,
             patience_s=config.fleet.stall_timeout,
+            speller=self._renderer,
         )
         self.pump = Pump(orders, self._renderer.render, self._deliver, room=self._admit)
         self._auditor = Auditor(config, self.pump, self.supervisors, self._tell)
@@ -221,10 +222,10 @@ class LocalNode:
             self._room.release()
         self._admitted = 0
         events, self._events = self._events, []
-        template, first = (self._renderer.template_sha256, self._renderer.first) if self._renderer else ("", "")
+        rendering = self._renderer.rendering if self._renderer else None
         ended = self._ended and not records and not events
         again = self._auditor.take_again() if self._auditor else ()
-        return Results(records, events, self._credits(), template, first, ended, again)
+        return Results(records, events, self._credits(), rendering, ended, again)
 
     async def status(self) -> NodeStatus:
         return NodeStatus(

@@ -20,7 +20,7 @@ from tokenmill.config import Config, shown
 from tokenmill.doctor import preflight
 from tokenmill.errors import GateError, StoreError, TokenmillError, UsageError
 from tokenmill.events import EventLog
-from tokenmill.explain import explain
+from tokenmill.explain import UNKNOWN, explain
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.leftovers import end, survivors, sweep
 from tokenmill.node import LocalNode
@@ -255,7 +255,9 @@ async def _gate_error(collector: Collector, accounts: Accounts, desk: Desk, comm
         return None
     if not collector.examples.by_label:
         await asyncio.to_thread(collector.examples.fill, desk.folder.data, accounts.rules)
-    return GateError(explain(collector.alarm, collector.examples, desk.config, command))
+    rows = settings.read(desk.folder.data)
+    known = rows[-1].rendering if rows else UNKNOWN
+    return GateError(explain(collector.alarm, collector.examples, desk.config, command, known))
 
 
 async def _end_unneeded(desk: Desk, living: list[ServerEntry], *, stopped: bool) -> None:

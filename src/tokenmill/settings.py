@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from tokenmill import plugins
 from tokenmill.config import Config
+from tokenmill.core.records import NULL
+from tokenmill.core.rendering import Rendering, differences, sha256_of
 from tokenmill.engines.base import Engine, Sampling, normal
 from tokenmill.errors import GuardError
 from tokenmill.folder import write_aside
@@ -25,10 +27,11 @@ RETRY_CHANGES = frozenset({"sampling", "seed"})
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """`content` is what decides what the model writes; `id` the hash of all but the template, which is known later.
+    """`content` is what decides what the model writes; `id` the hash of all but the rendering, which is known later.
 
     `retry` is the number of the --retry that these records were made for, 0 for the run itself; `labels` what it asked
-    for; `ended`: it has been through all of them.
+    for; `ended`: it has been through all of them. The rendering (core/rendering.py) are the fields from `template_sha256`
+    to `template`, empty where nobody tells it.
     """
 
     id: str
@@ -37,10 +40,20 @@ class Settings(msgspec.Struct, frozen=True):
     engine_version: str
     args: dict[str, Any]
     template_sha256: str = ""
+    tokenizer_sha256: str = ""
+    first_messages: str = ""
     first_prompt: str = ""
+    first_ids: msgspec.Raw = NULL
+    template: str = ""
     retry: int = 0
     labels: tuple[str, ...] = ()
     ended: bool = False
+
+    @property
+    def rendering(self) -> Rendering:
+        """How its prompts were rendered, as far as it is known."""
+        hashes = (self.template, self.template_sha256, self.tokenizer_sha256)
+        return Rendering(*hashes, self.first_messages, self.first_prompt, self.first_ids)
 
 
 def sampling(config: Config, model: Path | None) -> Sampling:
@@ -76,7 +89,16 @@ def of(config: Config, model: Path | None, version: str) -> Settings:
     if config.generation.turns != "last":  # not in the rows of runs made before there was a choice
         content["turns"] = config.generation.turns
     whole = msgspec.json.encode([content, config.engine.kind, version, sorted(args.items(), key=str)])
-    return Settings(hashlib.sha256(whole).hexdigest()[:12], content, config.engine.kind, version, args)
+    row = Settings(hashlib.sha256(whole).hexdigest()[:12], content, config.engine.kind, version, args)
+    return complete(row, rendering_of(model, engine))
+
+
+def rendering_of(model: Path | None, engine: Engine) -> Rendering:
+    """What a model's files tell of it before any server runs; a server's own template is its own to tell."""
+    if model is None or not model.exists():
+        return Rendering()
+    template = "" if engine.renders == "server" else modelfiles.template(model)
+    return Rendering(template, sha256_of(template), modelfiles.tokenizer_sha256(model))
 
 
 def for_retry(row: Settings, number: int, labels: tuple[str, ...]) -> Settings:
@@ -108,16 +130,26 @@ def guard(new: Settings, recorded: list[Settings]) -> None:
     """Raises GuardError naming every difference from what the recorded rows were made with, but for a retry's own."""
     free = RETRY_CHANGES if new.retry else frozenset()
     for old in recorded:
-        differences = [
-            f"{name}: was {old.content.get(name)!r}, is {new.content.get(name)!r}"
-            for name in {**new.content, **old.content}
-            if old.content.get(name) != new.content.get(name) and name not in free and not old.retry
+        rendered = [found.text for found in differences(old.rendering, new.rendering) if not found.dated]
+        found = [
+            *rendered,
+            *(
+                f"{name}: was {old.content.get(name)!r}, is {new.content.get(name)!r}"
+                for name in {**new.content, **old.content}
+                if old.content.get(name) != new.content.get(name) and name not in free and not old.retry
+            ),
         ]
-        if differences:
+        if found:
             raise GuardError(
-                "this run folder holds records made with other settings:\n  " + "\n  ".join(differences),
-                fix="set them back, or begin a new run: another name in the config",
+                "this run folder holds records made with other settings:\n  " + "\n  ".join(found),
+                fix=_OTHER_FILES if rendered else "set them back, or begin a new run: another name in the config",
             )
+
+
+_OTHER_FILES = (
+    "bring the old files back (chat_template.jinja, tokenizer.json, tokenizer_config.json; or the .gguf file, or the "
+    "server's own template), or begin a new run: another name in the config"
+)
 
 
 def guard_table(used: set[str], recorded: list[Settings], data: Path) -> None:
@@ -131,19 +163,32 @@ def guard_table(used: set[str], recorded: list[Settings], data: Path) -> None:
         )
 
 
-def guard_template(template_sha256: str, recorded: list[Settings]) -> None:
-    """Raises GuardError where the model's chat template is another than the recorded rows were rendered with."""
+def guard_rendering(new: Rendering, recorded: list[Settings]) -> list[str]:
+    """Raises GuardError where prompts are rendered otherwise than those of recorded rows were, as far as that is known;
+    returns what is told and not refused, which is another date."""
+    dated: dict[str, None] = {}
     for old in recorded:
-        if old.template_sha256 and template_sha256 and old.template_sha256 != template_sha256:
+        found = differences(old.rendering, new)
+        if refused := [one.text for one in found if not one.dated]:
             raise GuardError(
-                f"the chat template has changed: sha256 was {old.template_sha256[:12]}, is {template_sha256[:12]}",
-                fix="bring the old template back, or begin a new run: another name in the config",
+                "this run folder holds records whose prompts were rendered otherwise:\n  " + "\n  ".join(refused),
+                fix=_OTHER_FILES,
             )
+        dated |= dict.fromkeys(one.text for one in found)
+    return list(dated)
 
 
-def complete(row: Settings, template_sha256: str, first_prompt: str) -> Settings:
-    """A row with what is known once a server has rendered its first prompt."""
-    return replace(row, template_sha256=template_sha256, first_prompt=first_prompt)
+def complete(row: Settings, known: Rendering) -> Settings:
+    """A row with what is known of the rendering; what stood there before stays where that is all."""
+    return replace(
+        row,
+        template=known.template or row.template,
+        template_sha256=known.template_sha256 or row.template_sha256,
+        tokenizer_sha256=known.tokenizer_sha256 or row.tokenizer_sha256,
+        first_messages=known.messages or row.first_messages,
+        first_prompt=known.prompt or row.first_prompt,
+        first_ids=known.ids if known.ids != NULL else row.first_ids,
+    )
 
 
 def keep(data: Path, row: Settings) -> None:

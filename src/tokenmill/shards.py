@@ -102,6 +102,7 @@ def _grave(first: Shard, other: Shard) -> Pairs:
     yield "rows of the prompt set", first.asked.rows, other.asked.rows
     yield "prompt set, hash of its keys and content", first.asked.content, other.asked.content
     yield "generation.samples", first.asked.samples, other.asked.samples
+    yield "generation.turns", first.config.generation.turns, other.config.generation.turns
     yield "prompts.dedup", first.config.prompts.dedup, other.config.prompts.dedup
     one, two = first.own, other.own
     if one is None or two is None:
@@ -109,6 +110,8 @@ def _grave(first: Shard, other: Shard) -> Pairs:
     yield "engine", one.engine, two.engine
     if one.template_sha256 and two.template_sha256:
         yield "chat template, sha256", one.template_sha256, two.template_sha256
+    if one.tokenizer_sha256 and two.tokenizer_sha256:
+        yield "tokenizer, sha256", one.tokenizer_sha256, two.tokenizer_sha256
     left, right = _flat(one.content), _flat(two.content)
     for name in sorted({*left, *right}):
         is_unknown = name == "model_fingerprint" and not (left.get(name) and right.get(name))

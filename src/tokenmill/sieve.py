@@ -287,5 +287,5 @@ class Tally:
 
 def _fix(sieve: Sieve) -> str:
     if sieve.reasons[NO_IDS]:
-        return "export messages or parquet: they need no ids. Text is not tokenized again, since it gives other ids"
+        return "export messages or parquet, which need no ids; or --retokenise, which tells how far such ids are off"
     return "tokenmill inspect RUN   shows why"

@@ -74,7 +74,7 @@ class Moody:
         records, self.records = self.records, []
         again, self.again = tuple(self.again), []
         ended = self.stopped and not records
-        return Results(records, [], 0 if self.stopped else 7, "t", "p", ended, again)
+        return Results(records, [], 0 if self.stopped else 7, None, ended, again)
 
     async def status(self) -> NodeStatus:
         return NodeStatus("", ())

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from tests.unit.make import jsonl, record
 from tokenmill import asked, configfile, dataset, prompts, settings
 from tokenmill.config import shown
+from tokenmill.core.rendering import Rendering
 from tokenmill.errors import ConfigError, GuardError, TokenmillError, UsageError
 from tokenmill.folder import RunFolder
 from tokenmill.ledger import Ledger
@@ -41,7 +42,10 @@ def made(folder: Path, number: int, of: int = OF, name: str = "", **over: dict[s
         index = prompts.scan(path)
         ledger = Ledger(index, config.generation.samples, (number, of))
         asked.keep(run.data, asked.of(index, ledger, (number, of)))
-        row = settings.complete(settings.of(config, None, over.get("row", {}).get("version", "1")), "tttt", "q")
+        row = settings.complete(
+            settings.of(config, None, over.get("row", {}).get("version", "1")),
+            Rendering(template_sha256="tttt", prompt="q"),
+        )
         row = replace(row, **over.get("row", {}).get("fields", {}))
         settings.keep(run.data, row)
         own = [

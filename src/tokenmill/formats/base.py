@@ -18,6 +18,9 @@ from tokenmill.settings import Settings
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 
+RETOKENISED = "retokenised"
+"""Stands with a record's labels where its ids come from its text (filling.py)."""
+
 CUT = "cut"
 """The `finish_reason` of a row that the export itself has cut at --max-length: it has lost its end."""
 
@@ -46,6 +49,9 @@ class Format(ABC):
     keeps_failures: ClassVar[bool] = False
     """It has a place for failed records: `write_failures` is called."""
 
+    tells_source: bool = False
+    """Some rows' ids may come from their text: each row says whether its own do."""
+
     def __init__(self, *, several: bool, settings: Mapping[str, Settings] | None = None) -> None:
         self.several = several
         self.settings = settings or {}
@@ -65,6 +71,10 @@ class Format(ABC):
     def write_failures(self, records: Iterable[Record], folder: Path) -> None:
         """Writes the records for which there is no completion; called for formats that keep them only."""
         raise NotImplementedError(f"{self.name} has no place for {len(list(records))} failures in {folder}")
+
+    def source(self, record: Record) -> dict[str, Any]:
+        """The field of a row that tells where its ids come from, where that is to be told."""
+        return {RETOKENISED: RETOKENISED in record.labels} if self.tells_source else {}
 
     def id_of(self, record: Record) -> str:
         return record_id(record.key, record.sample, record.turn, several=self.several)
