@@ -30,7 +30,7 @@ class Settings(msgspec.Struct, frozen=True):
     """`content` is what decides what the model writes; `id` the hash of all but the rendering, which is known later.
 
     `retry` is the number of the --retry that these records were made for, 0 for the run itself; `labels` what it asked
-    for; `ended`: it has been through all of them. The rendering (core/rendering.py) are the fields from `template_sha256`
+    for; `ended`: it has been through all of them. The rendering (core/rendering.py) are those from `template_sha256`
     to `template`, empty where nobody tells it.
     """
 
