@@ -112,6 +112,7 @@ class LocalNode:
             seed=generation.seed,
             timeout_s=None if generation.timeout == "auto" else generation.timeout,
             patience_s=config.fleet.stall_timeout,
+            speller=self._renderer,
         )
         self.pump = Pump(orders, self._renderer.render, self._deliver, room=self._admit)
         self._auditor = Auditor(config, self.pump, self.supervisors, self._tell)

@@ -12,6 +12,7 @@ import hashlib
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tokenmill.core.judge import CLOSE, OPEN, Reading
 from tokenmill.core.records import NULL
 from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo
 from tokenmill.errors import BadPromptError, PluginError, PreflightError, RefusedError, boundary
-from tokenmill.machine import modelfiles
+from tokenmill.machine import modelfiles, threads
 
 RENDER_TIMEOUT_S = 60.0
 """For the two small requests with which a llama.cpp server renders: they queue behind nothing."""
@@ -36,11 +37,20 @@ END_TEXTS = (
 """What llama.cpp takes for the end of a generation where the vocabulary has it as one token (src/llama-vocab.cpp)."""
 
 
+PAD_TEXTS = ("<pad>", "[PAD]", "<|pad|>", "<mask>", "[MASK]", "<|mask|>")
+"""What no output holds, where the vocabulary has it as one token: a llama.cpp server does not tell its own."""
+
+SPELL_S = 10.0
+"""For what a few thousand ids spell: milliseconds, on threads that a loaded machine may keep waiting."""
+
+
 class Renderer(ABC):
-    """`template` is the chat template's text, empty while unknown; `first` the first rendered prompt."""
+    """`template` is the chat template's text, empty while unknown; `first` the first rendered prompt; `specials` are
+    the special tokens' texts, as far as they are known."""
 
     template = ""
     first = ""
+    specials: frozenset[str] = frozenset()
 
     def __init__(self, thinking: bool) -> None:
         self.thinking = thinking
@@ -52,6 +62,10 @@ class Renderer(ABC):
     @abstractmethod
     async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
         """How to read outputs. `sample` are a prompt's ids as the engine gave them back, null where it does not."""
+
+    @abstractmethod
+    async def spell(self, ids: msgspec.Raw, client: Client) -> str | None:
+        """See spelling.Speller."""
 
     @property
     def template_sha256(self) -> str:
@@ -66,6 +80,8 @@ class TokenizerRenderer(Renderer):
         self._model = model
         with boundary(f"loading the tokenizer of {model}"):
             self._tokenizer: Any = load_tokenizer(model)
+        self._vocabulary = Vocabulary(self._tokenizer)
+        self.specials = self._vocabulary.specials
         self.template = self._tokenizer.chat_template or ""
         if not self.template:
             raise PreflightError(
@@ -98,14 +114,38 @@ class TokenizerRenderer(Renderer):
         return len(self._ids(messages, tools)[0])
 
     async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
-        ends = {*modelfiles.end_tokens(self._model), self._tokenizer.eos_token_id} - {None}
+        tokenizer = self._tokenizer
+        ends = {*modelfiles.end_tokens(self._model), tokenizer.eos_token_id}
+        never = {getattr(tokenizer, "pad_token_id", None), getattr(tokenizer, "mask_token_id", None)}
         close = self._tokenizer(CLOSE, add_special_tokens=False)["input_ids"]
         return Reading(
             thinking=self.thinking,
             opened=self.first.rstrip().endswith(OPEN),
-            end_ids=frozenset(str(end).encode() for end in ends),
+            end_ids=frozenset(_digits(ends)),
             close_id=str(close[0]).encode() if len(close) == 1 else b"",
+            shut=self.first.rstrip().endswith(CLOSE),
+            never=tuple(_digits(never)),
         )
+
+    async def spell(self, ids: msgspec.Raw, client: Client) -> str | None:
+        return await threads.reading(lambda: self._vocabulary.spell(ids), None, SPELL_S)
+
+
+class Vocabulary:
+    """What ids spell, by a model's tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.specials: frozenset[str] = frozenset(tokenizer.get_added_vocab())
+        self._tokenizer = tokenizer
+        self._size = len(tokenizer)
+
+    def spell(self, ids: msgspec.Raw) -> str:
+        """Raises PluginError for ids that are none of its own: a tokenizer would pass over them without a word."""
+        with boundary("the tokenizer"):
+            numbers: list[int] = msgspec.json.decode(ids, type=list[int])
+            if any(not 0 <= number < self._size for number in numbers):
+                raise ValueError(f"ids up to {max(numbers)} in a vocabulary of {self._size}")
+            return str(self._tokenizer.decode(numbers, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def load_tokenizer(model: Path) -> Any:
@@ -129,6 +169,8 @@ _importing = threading.Lock()
 class ServerRenderer(Renderer):
     """By a server that can render and tokenize without generating."""
 
+    specials = frozenset((*END_TEXTS, *PAD_TEXTS))
+
     def __init__(self, engine: Engine, thinking: bool) -> None:
         super().__init__(thinking)
         self._engine = engine
@@ -150,24 +192,37 @@ class ServerRenderer(Renderer):
 
     async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
         self.template = self.template or info.template
-        texts = dict.fromkeys((*END_TEXTS, info.end_token) if info.end_token else ())
-        ends = [ids for text in texts if _count(ids := await self._tokens(client, text, whole=False)) == 1]
+        ends = await self._single(client, *END_TEXTS, info.end_token) if info.end_token else []
+        never = await self._single(client, *PAD_TEXTS)
         close = await self._tokens(client, CLOSE, whole=False)
         return Reading(
             thinking=self.thinking,
             opened=self.first.rstrip().endswith(OPEN),
-            end_ids=frozenset(bytes(ids)[1:-1] for ids in ends),
+            end_ids=frozenset(ends),
             close_id=bytes(close)[1:-1] if _count(close) == 1 else b"",
+            shut=self.first.rstrip().endswith(CLOSE),
+            never=tuple(never),
         )
+
+    async def _single(self, client: Client, *texts: str) -> list[bytes]:
+        """The ids of those texts that are one token."""
+        found = [await self._tokens(client, text, whole=False) for text in dict.fromkeys(texts)]
+        return [bytes(ids)[1:-1] for ids in found if _count(ids) == 1]
+
+    async def spell(self, ids: msgspec.Raw, client: Client) -> str | None:
+        request = self._engine.spelling_request(ids)
+        return self._engine.read_spelling(await client.post(request.path, request.body, timeout_s=SPELL_S))
 
 
 class ChatRenderer(Renderer):
-    """Messages go out as they are. What the model's folder tells, where there is one, is read without transformers."""
+    """Messages go out as they are. What the model's folder tells, where there is one, is read without transformers,
+    but for what ids spell."""
 
     def __init__(self, model: Path | None, thinking: bool) -> None:
         super().__init__(thinking)
         self._model = model if model and model.is_dir() else None
         self.template = modelfiles.template(self._model) if self._model else ""
+        self._vocabulary: asyncio.Future[Vocabulary | None] | None = None
 
     async def render(self, messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> Rendered:
         return Rendered(messages, tools)
@@ -178,12 +233,37 @@ class ChatRenderer(Renderer):
         tags = modelfiles.added_tokens(self._model, OPEN, CLOSE)
         last = bytes(sample)[-64:].strip(b"[]").split(b",")[-2:]  # `<think>` and its newline end the prompt
         opened = str(tags[OPEN]).encode() in last if sample != NULL and OPEN in tags else None
+        never = modelfiles.special_tokens(self._model, "pad_token", "mask_token").values()
         return Reading(
             thinking=self.thinking,
             opened=opened,
-            end_ids=frozenset(str(end).encode() for end in modelfiles.end_tokens(self._model)),
+            end_ids=frozenset(_digits(modelfiles.end_tokens(self._model))),
             close_id=str(tags[CLOSE]).encode() if CLOSE in tags else b"",
+            shut=CLOSE in tags and str(tags[CLOSE]).encode() in last,
+            never=tuple(_digits(never)),
         )
+
+    async def spell(self, ids: msgspec.Raw, client: Client) -> str | None:
+        model = self._model
+        if model is None or not (model / "tokenizer.json").is_file():
+            return None
+        if self._vocabulary is None:
+            loading = threads.ask(lambda: _vocabulary(model))
+            self._vocabulary = asyncio.wrap_future(loading)
+        vocabulary = await asyncio.shield(self._vocabulary)
+        if vocabulary is None:
+            return None
+        self.specials = vocabulary.specials
+        return await threads.reading(lambda: vocabulary.spell(ids), None, SPELL_S)
+
+
+def _vocabulary(model: Path) -> Vocabulary | None:
+    """None where the folder's tokenizer cannot be loaded: the engine had its own way, and nothing is compared."""
+    try:
+        with boundary(f"loading the tokenizer of {model}"):
+            return Vocabulary(load_tokenizer(model))
+    except PluginError:
+        return None
 
 
 def renderer_for(engine: Engine, model: Path | None, thinking: bool) -> Renderer:
@@ -195,6 +275,10 @@ def renderer_for(engine: Engine, model: Path | None, thinking: bool) -> Renderer
             raise PreflightError(f"engine {engine.kind} needs model.path: tokenmill renders with the model's tokenizer")
         return TokenizerRenderer(model, thinking)
     return ChatRenderer(model, thinking)
+
+
+def _digits(ids: Iterable[int | None]) -> list[bytes]:
+    return [str(number).encode() for number in sorted(number for number in ids if number is not None)]
 
 
 def _count(ids: msgspec.Raw) -> int:

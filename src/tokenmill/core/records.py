@@ -21,6 +21,7 @@ Label = Literal[
     "missing_end_token",
     "foreign_mode",
     "bad_text",
+    "ids_disagree",
     "short_mask",
     "prompt_too_long",
     "bad_prompt",
@@ -28,7 +29,8 @@ Label = Literal[
     "aborted",
     "duplicate",
 ]
-"""`bad_text` is ours beyond the usual set: NUL, half a surrogate pair, or many replacement characters in the output."""
+"""Two are ours beyond the usual set. `bad_text`: NUL, half a surrogate pair, or many replacement characters in the
+output. `ids_disagree`: token ids do not fit their count, their text, or each other (agree.py)."""
 
 FAILURES: frozenset[str] = frozenset({"prompt_too_long", "bad_prompt", "request_refused", "aborted", "duplicate"})
 """Labels of records for which there is no completion: the verdict is `failed`."""
@@ -101,8 +103,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     """What became of one completion asked for. Fields the engine gave nothing for are null, 0 or empty.
 
     `digest` is the hash of the prompt row's content, `settings` the id of a row in settings.jsonl. `repetition` is the
-    zlib ratio of the last 4,000 characters; `reasoning_tokens` is exact where `</think>` is one token, else by share of
-    characters. `started` is Unix time, `seconds` the request's duration. `error` says why, where labels name a failure.
+    highest zlib ratio of a stretch of it (loops.py); `reasoning_tokens` is exact where `</think>` is one token, else by
+    share of characters. `started` is Unix time, `seconds` the request's duration. `error` says why, where labels name a
+    failure.
     """
 
     key: str

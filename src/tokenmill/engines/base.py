@@ -243,6 +243,14 @@ class Engine(ABC):
         """Only where `renders` is "server": the rendered prompt's ids."""
         raise NotImplementedError
 
+    def spelling_request(self, ids: msgspec.Raw) -> Request:
+        """Only where `renders` is "server": asks what ids spell."""
+        raise NotImplementedError
+
+    def read_spelling(self, reply: bytes) -> str:
+        """Only where `renders` is "server": the text, special tokens included."""
+        raise NotImplementedError
+
     def own_rendering(self, spec: Spec, rendered: Rendered, thinking: bool) -> Request | None:
         """A request that tells how the engine itself renders the same messages; None where it can't be asked."""
         return None

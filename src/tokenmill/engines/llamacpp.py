@@ -90,10 +90,15 @@ class _Tokens(msgspec.Struct):
     tokens: msgspec.Raw
 
 
+class _Spelled(msgspec.Struct):
+    content: str
+
+
 _reply = msgspec.json.Decoder(_Reply)
 _props = msgspec.json.Decoder(_Props)
 _template = msgspec.json.Decoder(_Template)
 _tokens = msgspec.json.Decoder(_Tokens)
+_spelled = msgspec.json.Decoder(_Spelled)
 
 _FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
 
@@ -295,6 +300,13 @@ class LlamaCpp(Engine):
     def read_tokens(self, tokenize_reply: bytes) -> msgspec.Raw:
         reply, _ = decode_json(tokenize_reply, _tokens)
         return as_ids(reply.tokens)
+
+    def spelling_request(self, ids: msgspec.Raw) -> Request:
+        return Request("/detokenize", msgspec.json.encode({"tokens": ids}))
+
+    def read_spelling(self, reply: bytes) -> str:
+        found, _ = decode_json(reply, _spelled)
+        return str(found.content)
 
     def load(self, metrics: str) -> Load:
         names = (

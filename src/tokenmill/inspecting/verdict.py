@@ -56,6 +56,7 @@ MEANING = {
     "missing_end_token": "stopped and have no end token",
     "foreign_mode": "think, though thinking was off",
     "bad_text": "hold bytes that are no text",
+    "ids_disagree": "have token ids that do not fit their text or their counts",
     "short_mask": f"train fewer than {SHORT_MASK} tokens",
     "truncated_in_thinking": "are cut off in the thought",
     "truncated_in_answer": "are cut off in the answer",

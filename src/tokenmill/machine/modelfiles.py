@@ -40,10 +40,10 @@ def sampling_defaults(model: Path) -> dict[str, float]:
 
 
 def end_tokens(model: Path) -> frozenset[int]:
-    """The ids that end an output: eos_token_id of generation_config.json and config.json."""
+    """The ids that end an output: eos_token_id of generation_config.json and config.json, and the tokenizer's own."""
     if not model.is_dir():
         return frozenset()
-    ids: set[int] = set()
+    ids = set(special_tokens(model, "eos_token").values())
     for name in ("generation_config.json", "config.json"):
         config = read_json(model / name)
         for owner in (config, config.get("text_config") or {}):
@@ -108,6 +108,20 @@ def added_tokens(model: Path, *texts: str) -> dict[str, int]:
         entries = read_json(model / "tokenizer.json").get("added_tokens") or []
         ids = {str(entry.get("content")): int(entry["id"]) for entry in entries}
     return {text: ids[text] for text in texts if text in ids}
+
+
+def special_tokens(model: Path, *names: str) -> dict[str, int]:
+    """The ids of what tokenizer_config.json calls eos_token, pad_token and so on; what it does not name is left out."""
+    config = read_json(model / "tokenizer_config.json") if model.is_dir() else {}
+    texts = {name: _text(config.get(name)) for name in names}
+    ids = added_tokens(model, *filter(None, texts.values())) if any(texts.values()) else {}
+    return {name: ids[text] for name, text in texts.items() if text in ids}
+
+
+def _text(token: Any) -> str:
+    """A token's text, given as such or in an object."""
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else ""
 
 
 def vocabulary(model: Path) -> dict[int, str]:

@@ -27,7 +27,8 @@ def generate_reply(script: Script, prompt: str, thinking: bool) -> Any:
     """SGLang's own dialect's answer."""
     text = text_of(script, prompt, thinking)
     ids = ids_of(text, script)
-    meta = {"finish_reason": {"type": script.finish}, "prompt_tokens": 1, "completion_tokens": len(ids)}
+    counts = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(ids)}
+    meta = {"finish_reason": {"type": script.finish}, **counts}
     return {"text": text, "output_ids": ids, "meta_info": meta}
 
 
