@@ -39,6 +39,7 @@ class Script:
     finish: str = "stop"
     no_ids: bool = False
     end_id: int = END_ID
+    mixed_after: int = -1  # then an answer comes with as many ids of another one
     # -- start
     start_delay_s: float = 0.0
     log: str = ""
