@@ -5,6 +5,7 @@ Libraries for this exist (atheris, run by hand, found no more): these are the mu
 memory makes of an answer, with a seed.
 """
 
+import json
 import random
 from collections.abc import Callable
 
@@ -89,7 +90,9 @@ def check(completion: Completion) -> None:
     line = line_of(stored)
     assert is_whole(line)
     assert msgspec.json.decode(plain(line), type=Record) == stored
-    to_table([stored])
+    (kept,) = to_table([stored])["output_ids"].to_pylist()
+    ids = json.loads(bytes(stored.output_ids))
+    assert kept == (None if ids is None or max(ids) >= 2**31 else ids)
 
 
 def fuzz(good: bytes, read: Callable[[bytes], Completion], seed: int, rounds: int) -> int:
