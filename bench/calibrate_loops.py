@@ -127,6 +127,12 @@ def ratio(text: str) -> float:
     return judge.measure(Completion(text, "stop"), Reading(thinking=True), Rules()).repetition
 
 
+def goes_round(text: str) -> bool:
+    """Whether it ends in three equal rounds or more, of at least 200 characters together: slow, and exact."""
+    rounds = (text[-length:] for length in range(1, len(text) // 3 + 1))
+    return any(text.endswith(end * max(3, -(-200 // len(end)))) for end in rounds)
+
+
 # -- loops -------------------------------------------------------------------------------------------------------------
 PERIODS = ("one token", "phrase", "sentence", "paragraph of 300 words", "growing counter", "growing counter, long")
 PLACES = ("end of the thought", "end of the answer", "middle of the thought")
@@ -197,8 +203,10 @@ def main() -> None:
     sound.add_row(*line("all", every))
     written = [json.loads(text) for text in given.written.read_text().splitlines()] if given.written else []
     for kind in sorted({entry["kind"] for entry in written}):
-        ratios = [ratio(entry["text"]) for entry in written if entry["kind"] == kind]
-        sound.add_row(*line(f"SmolLM2, {kind}", ratios))
+        for circle, words in ((False, "sound"), (True, "goes round at its end")):
+            own = [entry["text"] for entry in written if entry["kind"] == kind and goes_round(entry["text"]) == circle]
+            if len(own) > 1:
+                sound.add_row(*line(f"SmolLM2, {kind}, {words}", [ratio(text) for text in own]))
     out.print(sound)
     docs = sources()["docstrings"]
     prose = itertools.cycle([next(docs) for _ in range(POOL)])

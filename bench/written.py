@@ -1,8 +1,8 @@
 """Texts that a real model wrote: python -m bench.written OUT.jsonl. SmolLM2-135M by llama.cpp, on this CPU.
 
 Two kinds of row, {"kind", "number", "text"}: `sampled`, as a run would ask for them, and `greedy`, at temperature 0 for
-1,200 tokens: a small model loops by itself then, mostly. One thread: two that wait for each other on a busy machine
-come to a hundredth of its speed.
+1,200 tokens, whatever it thinks of ending: a small model loops by itself then, mostly. One thread: two that wait for
+each other on a busy machine come to a hundredth of its speed.
 """
 
 import argparse
@@ -25,7 +25,10 @@ from tokenmill.render import ServerRenderer
 
 PORT = 27470
 SLOTS = 8
-GREEDY, SAMPLED = Sampling(1200, temperature=0.0), Sampling(700, temperature=0.8, top_p=0.95)
+GREEDY, SAMPLED = (
+    Sampling(1200, temperature=0.0, extra={"ignore_eos": True}),
+    Sampling(700, temperature=0.8, top_p=0.95),
+)
 WARM_S = 60
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.contract.samples import SAMPLES, engine
 from tests.contract.test_streams import WHOLE, wire
+from tests.unit.make import record
 from tokenmill import plugins
 from tokenmill.core import agree, judge
 from tokenmill.core.judge import Reading, Rules
@@ -22,11 +23,36 @@ from tokenmill.engines import chat
 from tokenmill.errors import BrokenError
 from tokenmill.seal import to_table
 from tokenmill.store import is_whole, line_of, plain
-from tests.unit.make import record
 
 READING = Reading(thinking=True, end_ids=frozenset({b"2"}), close_id=b"5", never=(b"0",))
-NUMBERS = (b"-1", b"0", b"9999999999", b"1e309", b"1.5", b"null", b'"7"', b"[]", b"{}", b"true", b"18446744073709551616")
-PIECES = (b"<think>", b"</think>", b"\\u0000", b"\\ud83d", b"\xff", b"\xe2\x82", b'"', b"\\", b"}", b"]", b",", b" ", b"\n")
+NUMBERS = (
+    b"-1",
+    b"0",
+    b"9999999999",
+    b"1e309",
+    b"1.5",
+    b"null",
+    b'"7"',
+    b"[]",
+    b"{}",
+    b"true",
+    b"18446744073709551616",
+)
+PIECES = (
+    b"<think>",
+    b"</think>",
+    b"\\u0000",
+    b"\\ud83d",
+    b"\xff",
+    b"\xe2\x82",
+    b'"',
+    b"\\",
+    b"}",
+    b"]",
+    b",",
+    b" ",
+    b"\n",
+)
 
 
 def mutated(good: bytes, rng: random.Random) -> bytes:
@@ -120,7 +146,9 @@ def streamed(data: bytes) -> Completion:
     return stream.completion()
 
 
-READERS = {kind: (SAMPLES[kind].reply, engine(kind).decode) for kind in plugins.names("engines")}
+Readers = dict[str, tuple[bytes, Callable[[bytes], Completion]]]
+
+READERS: Readers = {kind: (SAMPLES[kind].reply, engine(kind).decode) for kind in plugins.names("engines")}
 READERS["streamed"] = (wire(WHOLE), streamed)
 
 

@@ -75,7 +75,12 @@ def flip(data: Path, bit: int, *, sealed: bool) -> None:
 
 def test_a_journal_cut_in_its_last_line_keeps_its_whole_lines(tmp_path: Path) -> None:
     last, end = len(WHOLE) - len(LINES[-1]), len(WHOLE)
-    for place in (*range(last - 300, last, 13), *range(last - 9, last + 10), *range(last, end, 7), *range(end - 60, end)):
+    for place in (
+        *range(last - 300, last, 13),
+        *range(last - 9, last + 10),
+        *range(last, end, 7),
+        *range(end - 60, end),
+    ):
         cut(tmp_path, place)
 
 

@@ -31,8 +31,7 @@ def check(data: bytes) -> bool:
     assert len(own.digest) == 16
     try:
         sent = msgspec.json.decode(prompts.messages(data)[0])
-    except BadPromptError as error:
-        assert str(error)
+    except BadPromptError:
         return False
     assert sent[-1]["role"] in ("user", "tool")
     assert {turn["role"] for turn in sent} <= {"system", "developer", "user", "assistant", "tool"}

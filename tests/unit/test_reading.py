@@ -81,7 +81,10 @@ def test_a_thought_is_found_whoever_opened_it(tmp_path: Path, template: str, tex
 
 def test_a_model_that_pads_with_a_token_of_its_own_never_writes_it(tmp_path: Path) -> None:
     folder = model(tmp_path, QWEN3)
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": {"__type": "AddedToken", "content": "<|im_end|>"}}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": {"__type": "AddedToken", "content": "<|im_end|>"},
+    }
     models.write(folder / "tokenizer_config.json", **config, pad_token="[UNK]", mask_token="<|im_start|>")
     (folder / "generation_config.json").unlink()
     readings = [read(TokenizerRenderer(folder, True), NULL), read(ChatRenderer(folder, True), NULL)]
