@@ -95,6 +95,11 @@ def likely_cause(label: str, config: Config) -> str:
             return "the model loops: greedy or cold sampling does that to reasoning models; see temperature and top_p"
         case "foreign_mode":
             return "thinking is off, but the model thinks: its chat template ignores enable_thinking = false"
+        case "ids_disagree":
+            return (
+                "token ids, text and counts of an answer do not fit each other: the server changes the text behind its "
+                "ids (a parser, a stop string in generation.extra), or it mixes answers up"
+            )
         case "missing_end_token":
             return "the engine stops at something else than the model's end token: a stop string in generation.extra?"
         case "request_refused":
