@@ -32,16 +32,30 @@ REACH = 24_000
 LEAST_BYTES = 2000
 """Of such a stretch: a list or a table of a few lines, all alike, is no loop."""
 
+LEAST_AT_END = 1000
+"""The same at an end, where loops are: a short text loops for its last 2,000 characters."""
+
 
 def repetition(text: str, raw: bytes, parts: Parts) -> float:
     """The highest ratio; 0 where the text is too short to say. `raw` is the text in UTF-8."""
-    ends = [text[max(start, end - TAIL_CHARS) : end] for start, end in (parts[:2], parts[2:])]
-    found = [_ratio(end.encode("utf-8", "replace")) for end in ends]
-    return round(max(*found, *(_ratio(stretch) for stretch in _again(raw))), 2)
+    ends = (text[max(start, end - TAIL_CHARS) : end] for start, end in (parts[:2], parts[2:]))
+    found = _again(raw)
+    for end in (end.encode("utf-8", "replace") for end in ends):
+        found += (end, *_last_rounds(end))
+    return round(max(map(_ratio, found)), 2)
 
 
 def _ratio(data: bytes) -> float:
     return len(data) / len(zlib.compress(data, FAST)) if len(data) >= MIN_RATIO_BYTES else 0.0
+
+
+def _last_rounds(end: bytes) -> list[bytes]:
+    """Where a loop began only within the end, the text before it must not hide it."""
+    probe = end[-PROBE:]
+    if end.count(probe) < ROUNDS:
+        return []
+    stretch = end[end.find(probe) :]
+    return [stretch] if LEAST_AT_END <= len(stretch) < len(end) else []
 
 
 def _again(raw: bytes) -> list[bytes]:
