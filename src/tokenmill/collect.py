@@ -13,6 +13,7 @@ from tokenmill import settings
 from tokenmill.cluster.base import Node
 from tokenmill.core import judge
 from tokenmill.core.gate import Alarm
+from tokenmill.core.hours import Hours
 from tokenmill.core.judge import Verdict
 from tokenmill.core.records import FAILURES, PROMPT_FAULTS, Again, Prompt, Record
 from tokenmill.core.rendering import Rendering
@@ -32,6 +33,9 @@ STORE_PATIENCE_S = 60.0
 
 BATCH = 512
 """Prompts handed out between two looks at the results."""
+
+HOURS_FIX = "are the prompts others? tokenmill inspect RUN shows examples; the report compares the servers"
+"""Of a run that changes from hour to hour."""
 
 Stop = Callable[[float | None], Awaitable[None]]
 """Asks the nodes to stop; how long what is in flight may take, None for all the time it takes."""
@@ -76,6 +80,7 @@ class Collector:
         self._broken_off = 0
         self._unusable: Counter[str] = Counter()
         self._first_unusable = ""
+        self._hours = Hours()
 
     async def run(self, node: Node) -> None:
         """Until the node has ended, or until every prompt has its record: then it ends the node."""
@@ -224,6 +229,9 @@ class Collector:
         if verdict is not Verdict.ACCEPTED or not judge.TRUNCATED.isdisjoint(record.labels):
             self.examples.add(record, record.labels)
         self._note(accounts.gate.observe(record.cohort, verdict, record.labels))
+        if FAILURES.isdisjoint(record.labels):
+            for change in self._hours.observe(record.started + record.seconds, record.labels, record.output_tokens):
+                self._log.say("drift", f"drift: {change}", "warn", HOURS_FIX)
 
     def _take_back_older(self, record: Record) -> None:
         """What was counted for an id whose record is replaced by this one, since its server had gone bad."""

@@ -157,3 +157,30 @@ def ask(port: int, path: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", msgspec.json.encode(body), headers)
     with urllib.request.urlopen(request, timeout=20) as answer:
         return json.load(answer)
+
+
+@pytest.mark.timeout(180)
+def test_a_retry_makes_the_bad_turns_again_and_the_conversations_go_on(case: Case) -> None:
+    """A turn is asked once more with the history that it had; what it had broken off is written then, no more."""
+    rng = random.Random(5)
+    asked = write_conversations(case.folder / "prompts.jsonl", rng, 30)
+    case.write(
+        engine={"args": {"slots": 4, "quick-canary": True, "empty-reasoning": 0.25}},
+        generation={"turns": "all"},
+        gate={"max_rejected": 1.0},
+    )
+    assert case.run() == 0, case.output()
+    before = {(record.key, record.turn): record for record in case.records()}
+    bad = {place for place, record in before.items() if "empty_reasoning" in record.labels}
+    broken_off = {place for place, record in before.items() if record.labels == ("broken_off",)}
+    assert len(bad) > 3
+    assert broken_off
+    case.write(
+        engine={"args": {"slots": 4, "quick-canary": True}}, generation={"turns": "all"}, gate={"max_rejected": 1.0}
+    )
+    assert case.run("--retry", "empty_reasoning", "--set", "generation.max_tokens=800") == 0, case.output()
+    records = case.records()
+    assert_conversations(records, asked, Rules())
+    assert [record.key for record in records if record.labels] == []
+    made = {(record.key, record.turn) for record in records if record.started > before[record.key, record.turn].started}
+    assert made == bad | broken_off

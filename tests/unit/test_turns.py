@@ -142,6 +142,4 @@ def test_a_template_that_drops_earlier_thoughts_is_given_them_and_drops_them(tmp
 
     text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nHello there!<|im_end|>\n"
     text += "<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n<think>\n"
-    assert renderer.first == "" or renderer.first == text
     assert asyncio.run(ids()) == renderer._tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert renderer.first == text

@@ -36,9 +36,10 @@ class Agreement(StrEnum):
 
 def count(ids: msgspec.Raw) -> int | None:
     """How many ids a JSON list holds; None where it is no list of whole numbers without spaces."""
-    if ids in (NULL, b"[]"):
+    raw = bytes(ids)
+    if raw in (b"null", b"[]"):
         return 0
-    rest = bytes(ids).translate(None, b"0123456789")
+    rest = raw.translate(None, b"0123456789")
     commas = len(rest) - 2
     return commas + 1 if rest == b"[%b]" % (b"," * commas) else None
 

@@ -103,9 +103,12 @@ def _cut_before_any_tag(finish_reason: str, reading: Reading) -> bool:
 
 
 def _strip(text: str, start: int, end: int) -> tuple[int, int]:
-    piece = text[start:end]
-    left = start + len(piece) - len(piece.lstrip())
-    return (left, max(left, start + len(piece.rstrip())))
+    """The bounds without white space; by the character, since a long text takes long to copy."""
+    while start < end and text[start].isspace():
+        start += 1
+    while end > start and text[end - 1].isspace():
+        end -= 1
+    return (start, end)
 
 
 def measure(completion: Completion, reading: Reading, rules: Rules) -> Measured:

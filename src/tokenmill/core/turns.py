@@ -37,6 +37,8 @@ def segments(roles: Sequence[str]) -> list[list[int]]:
         own.append(place)
         asked = asked or role == "user"
         due = due or (asked and role in ("user", "tool"))
+    while due and roles[own[-1]] not in ("user", "tool"):
+        own.pop()  # what stands behind the last question is nothing to answer
     return [*found, own] if due else found
 
 

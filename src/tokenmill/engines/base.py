@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -111,6 +111,10 @@ class Sampling:
             "presence_penalty": self.presence_penalty,
         }
         return {**{k: v for k, v in named.items() if v is not None}, **self.extra}
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+"""Tokens of one completion; a server that counts otherwise gives an answer that cannot be read."""
 
 
 class Rendered(msgspec.Struct, frozen=True):

@@ -5,13 +5,13 @@ pieces, an answer is the same Completion.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from tokenmill.core.records import NULL, Completion
 from tokenmill.core.stream import Events, Stream
-from tokenmill.engines.base import Rendered, Request, Sampling, as_ids, decode_json, text_of_fields
+from tokenmill.engines.base import Count, Rendered, Request, Sampling, as_ids, decode_json, text_of_fields
 from tokenmill.errors import BrokenError
 
 PATH = "/v1/chat/completions"
@@ -29,10 +29,6 @@ class _Choice(msgspec.Struct):
     token_ids: msgspec.Raw = NULL
     response_token_ids: msgspec.Raw = NULL
     prompt_token_ids: msgspec.Raw = NULL
-
-
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-"""Tokens of one completion; a server that counts otherwise gives an answer that cannot be read."""
 
 
 class _Details(msgspec.Struct):
@@ -210,6 +206,8 @@ class ChatStream(Stream):
             if delta.reasoning_content:
                 self._reasoning_content.append(delta.reasoning_content)
         if piece.token_ids is not NULL and (ids := as_ids(piece.token_ids)) != NULL:
+            if not bytes(ids).startswith(b"["):
+                raise BrokenError(f"its token ids are no ids: {bytes(ids)[:80]!r}")
             self._ids.append(bytes(ids)[1:-1])
             came = True
         if piece.prompt_token_ids != NULL:

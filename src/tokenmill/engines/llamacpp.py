@@ -20,6 +20,7 @@ from tokenmill.core.records import NULL, Completion
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines import chat
 from tokenmill.engines.base import (
+    Count,
     Engine,
     Launch,
     Load,
@@ -55,16 +56,16 @@ from tokenmill.engines.metrics import values
 
 
 class _Timings(msgspec.Struct):
-    draft_n: int | None = None
-    draft_n_accepted: int | None = None
-    predicted_n: int = 0
+    draft_n: Count | None = None
+    draft_n_accepted: Count | None = None
+    predicted_n: Count = 0
 
 
 class _Reply(msgspec.Struct):
     content: str = ""
     tokens: msgspec.Raw = NULL
-    tokens_evaluated: int = 0
-    tokens_predicted: int = 0
+    tokens_evaluated: Count = 0
+    tokens_predicted: Count = 0
     stop_type: str = ""
     truncated: bool = False
     timings: _Timings | None = None

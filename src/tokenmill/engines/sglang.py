@@ -19,6 +19,7 @@ from tokenmill.core.sglang_rule import draft_reserve, limited_by, sglang
 from tokenmill.engines import sglang_log
 from tokenmill.engines.base import (
     COMPILE_CACHES,
+    Count,
     Engine,
     Launch,
     Load,
@@ -47,9 +48,9 @@ class _Finish(msgspec.Struct):
 
 class _Meta(msgspec.Struct):
     finish_reason: _Finish | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    reasoning_tokens: int | None = None
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    reasoning_tokens: Count | None = None
     spec_accept_length: float | None = None
 
 

@@ -44,6 +44,8 @@ def text_of(script: Script, prompt: str, thinking: bool) -> str:
 
 
 def ids_of(text: str, script: Script) -> list[int]:
-    """Its bytes, and the end token where it stopped by itself."""
+    """Its bytes, and the end token where it stopped by itself; backwards where answers are mixed up."""
     ids = list(text.encode("utf-8", "surrogatepass"))
+    if script.mixed_after >= 0:
+        ids.reverse()
     return [*ids, script.end_id] if script.finish == "stop" else ids

@@ -41,6 +41,7 @@ class Script:
     end_id: int = END_ID
     ids: str = "right"  # right | another's (of another text) | uncounted (usage says one less)
     prompt_mark: str = ""  # rendered in front of every prompt
+    mixed_after: int = -1  # then an answer comes with as many ids of another one
     # -- start
     start_delay_s: float = 0.0
     log: str = ""
