@@ -31,6 +31,7 @@ def read(renderer: TokenizerRenderer | ChatRenderer, sample: msgspec.Raw) -> Rea
         client = Client("http://127.0.0.1:1")
         try:
             await renderer.render(MESSAGES, NULL, client)
+            await renderer.prove(MESSAGES, sample, client, ServerInfo())
             return await renderer.reading(client, ServerInfo(), sample)
         finally:
             await client.close()

@@ -61,6 +61,11 @@ def likely(label: str, scene: Scene, outputs: Sequence[Output] = ()) -> str:
             return _thought(scene)
         case "repetition":
             return "the model loops: greedy or cold sampling does that to reasoning models; see temperature and top_p"
+        case "ids_disagree":
+            return (
+                "token ids, text and counts of an answer do not fit each other: the server changes the text behind its "
+                "ids (a parser, a stop string in generation.extra), or it mixes answers up"
+            )
         case "missing_end_token":
             return "the engine stops at something else than the model's end token: a stop string in generation.extra?"
         case "request_refused":
