@@ -19,6 +19,10 @@ ROUNDS_CHARS = 4000
 FAST = 1
 """zlib's level: 6 tells loops from text no better, and takes a third longer (a tenth of all work on a completion)."""
 
+SMALL, SMALL_BYTES, LARGE = (12, 5), 4096, (15, 8)
+"""zlib's window and memory: 40 KB where the text is no longer than the window, else 270 KB. Taking and clearing so much
+for each answer costs as much as packing it."""
+
 MIN_RATIO_BYTES = 200
 """Below this, zlib's header and a single ruled line decide the ratio, not a loop."""
 
@@ -50,7 +54,10 @@ def repetition(text: str, raw: bytes, parts: Parts) -> float:
 
 
 def _ratio(data: bytes) -> float:
-    return len(data) / len(zlib.compress(data, FAST)) if len(data) >= MIN_RATIO_BYTES else 0.0
+    if len(data) < MIN_RATIO_BYTES:
+        return 0.0
+    packer = zlib.compressobj(FAST, zlib.DEFLATED, *(SMALL if len(data) <= SMALL_BYTES else LARGE))
+    return len(data) / (len(packer.compress(data)) + len(packer.flush()))
 
 
 def _last_rounds(end: bytes) -> list[bytes]:
