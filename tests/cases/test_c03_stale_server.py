@@ -73,7 +73,7 @@ def test_a_server_that_took_the_port_first_is_named_and_never_asked(case: Case, 
 def test_a_port_on_which_nobody_says_anything_is_given_up_where_it_is_anothers(
     tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
-    """SGLang 0.5.11 fails to bind at the end of its start, and then waits for ever to shut down: 205 s were lost."""
+    """SGLang 0.5.11 fails to bind at the end of its start, and then waits for ever to shut down: 206 s were lost."""
     monkeypatch.setattr(life, "IDENTITY_TIMEOUT_S", 0.3)
     code = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
     silent = [sys.executable, "-c", code if whose == "ours" else "import time; time.sleep(600)", "{port}"]
