@@ -115,7 +115,7 @@ def test_what_living_strangers_hold_is_not_waited_for_once_nothing_else_is_held(
 
     async def ends() -> None:
         async with living.begun(job(tmp_path, known), port, gpus=(3,)) as server:
-            ending = await server.end(grace_s=0.0, verify_s=30.0 if size == 60 * GIB else 0.6)
+            ending = await server.end(grace_s=0.0, verify_s=30.0 if size == 60 * GIB else 2.0)
             words = f"held by {processes.describe(os.getpid())}"
             if size == 60 * GIB:
                 assert ending.others == f"GPU 3: 61,440 MiB more in use than before, by others, {words}"
