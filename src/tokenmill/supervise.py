@@ -370,7 +370,7 @@ class Supervisor:
 
     async def _end_group(self, ended: Life | None, grace_s: float) -> None:
         ending = await ended.end(grace_s, self.verify_s) if ended is not None else Ending()
-        for text, level in ((ending.left, "error"), (ending.cleaned, "info")):
+        for text, level in ((ending.left, "error"), (ending.others, "info"), (ending.cleaned, "info")):
             if text:
                 self._tell("leftover", text, level)
         if not ending.pids and ended is self._life:

@@ -209,7 +209,7 @@ def line(status: RunStatus) -> str:
     counts = status.prompts
     ready = f"{sum(server.state in SERVING for server in status.servers)}/{len(status.servers)} servers ready"
     others = [server for server in status.servers if server.state not in SERVING]
-    where = [f"{_name(server)} {server.state} {start_of(server)}".strip() for server in others]
+    where = [f"{_name(server)} {server.state} {start_of(server) or _aside(server)}".strip() for server in others]
     if not counts.total:
         return " · ".join((f"{status.state}: {ready}", *where))
     words = [
@@ -275,6 +275,11 @@ def servers(rows: tuple[ServerStatus, ...], width: int) -> Table:
     return grid
 
 
+def _aside(row: ServerStatus) -> str:
+    """What a server does of which neither a phase nor a forecast tells: kernels compiled for 100 s in the canary."""
+    return f"({row.doing})" if row.doing else ""
+
+
 def _name(row: ServerStatus) -> str:
     return f"{row.node}/{row.index}" if row.node else str(row.index)
 
@@ -282,7 +287,7 @@ def _name(row: ServerStatus) -> str:
 def start_of(row: ServerStatus) -> str:
     """Where a start is or where it failed, and when it should be ready; nothing where the state says it all."""
     words = [f"{row.phase} {row.percent:.0f}%"] if row.phase not in ("", row.state) else []
-    if row.eta_s:
+    if row.eta_s and row.eta_s >= 1:
         words.append(f"ready in {duration(row.eta_s)}")
     return ", ".join(words)
 

@@ -3,6 +3,7 @@
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -59,6 +60,20 @@ def test_a_run_in_one_line() -> None:
         "generating: 501,290/902,087 done · 1,234 rejected, 56 failed · 14,000 tok/s · 2/3 servers ready · "
         "3 h 20 min to go · 2 starting weights 40%"
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"phase": "canary", "doing": "quiet but working: 1.0 cores"}, "0 canary (quiet but working: 1.0 cores)"),
+        ({"phase": "canary", "doing": "quiet but working: 1.0 cores", "eta_s": 42.0}, "0 canary ready in 42 s"),
+        ({"phase": "canary", "eta_s": 0.4}, "0 canary"),
+        ({"phase": "http", "percent": 97.0, "doing": "silent and idle for 4 s"}, "0 canary http 97%"),
+    ],
+)
+def test_a_line_says_of_a_start_what_is_known(fields: dict[str, Any], told: str) -> None:
+    status = RunStatus("r", "starting", PromptCounts(), (server(0, "canary", **fields),), 0.0, None, None)
+    assert view.line(status) == f"starting: 0/1 servers ready · {told}"
 
 
 @pytest.mark.parametrize("width", [80, 200])
