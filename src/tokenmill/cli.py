@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from tokenmill import cli_export
+from tokenmill import cli_export, cli_web
 from tokenmill.errors import TokenmillError
 
 app = typer.Typer(
@@ -136,12 +136,13 @@ def run(
         bool, typer.Option("--detach", help="Return once generation has begun; `watch` follows.")
     ] = False,
     skip: Skip = None,
+    metrics: cli_web.MetricsPort = None,
     detached: Annotated[bool, typer.Option("--detached", hidden=True)] = False,
 ) -> None:
     """Do the whole job: doctor, stage, launch, generate, gate, report. Started again, it goes on where it was."""
     if detach:
-        _detach(config, setting, skip)
-    _run(config, setting, skip, detached=detached)
+        _detach(config, setting, skip, metrics)
+    _run(config, setting, skip, metrics, detached=detached)
 
 
 @app.command()
@@ -251,6 +252,7 @@ def inspect(
 
 app.command()(cli_export.export)
 app.command("vocab-map")(cli_export.vocab_map)
+app.command()(cli_web.serve)
 
 
 @app.command()
@@ -302,7 +304,14 @@ def _loop(work: Any) -> Any:
     return uvloop.run(work)
 
 
-def _run(path: Path, setting: list[str] | None, skip: list[str] | None, *, detached: bool = False) -> NoReturn:
+def _run(
+    path: Path,
+    setting: list[str] | None,
+    skip: list[str] | None,
+    metrics: int | None = None,
+    *,
+    detached: bool = False,
+) -> NoReturn:
     """Runs a config in this process and leaves with its exit code."""
     import shlex
 
@@ -316,7 +325,8 @@ def _run(path: Path, setting: list[str] | None, skip: list[str] | None, *, detac
     folder.create()
     words = ["tokenmill", "run", str(path), *(f"--set={value}" for value in setting or ())]
     with View(None if detached else folder.run_log) as view:
-        code = _loop(whole(Order(loaded, shlex.join(words), tuple(skip or ())), view))
+        order = Order(loaded, shlex.join(words), tuple(skip or ()), metrics_port=metrics)
+        code = _loop(whole(order, view))
     if (last := folder.status()) is not None:
         for line in farewell(last, folder.path, code):
             _say(line)
@@ -330,11 +340,12 @@ def _show_status(folder: Any) -> None:
         typer.echo(line)
 
 
-def _detach(path: Path, setting: list[str] | None, skip: list[str] | None) -> NoReturn:
+def _detach(path: Path, setting: list[str] | None, skip: list[str] | None, metrics: int | None) -> NoReturn:
     from tokenmill.detach import detach
     from tokenmill.folder import RunFolder
 
     words = [*(f"--set={value}" for value in setting or ()), *(f"--skip={name}" for name in skip or ())]
+    words += [f"--metrics={metrics}"] if metrics else []
     code, told = detach(RunFolder(_load(path, setting).folder), path, words)
     for line in told:
         typer.echo(line, err=code != 0)

@@ -123,7 +123,7 @@ def current(data: Path) -> Iterator[Brief]:
 
 def _briefs(files: _Snapshot, tell: Callable[[str], None]) -> Iterator[Brief]:
     for journal in reversed(files.journals):
-        for line, number in _lines_backwards(journal.file):
+        for line, number in lines_backwards(journal.file):
             if is_whole(line):
                 yield _brief.decode(plain(line))
             elif line.strip():
@@ -135,13 +135,13 @@ def _briefs(files: _Snapshot, tell: Callable[[str], None]) -> Iterator[Brief]:
 def _columns(part: Path, kind: type[Any]) -> Iterator[Any]:
     """The rows of a part as structs of some of its fields, in its order."""
     names = list(kind.__struct_fields__)
-    with _opened(part) as file:
+    with opened(part) as file:
         for batch in file.iter_batches(batch_size=BATCH, columns=names):
             yield from map(kind, *(batch.column(name).to_pylist() for name in names))
 
 
 @contextmanager
-def _opened(part: Path) -> Iterator[Any]:
+def opened(part: Path) -> Iterator[Any]:
     """A part as pyarrow reads it; raises StoreError where it is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -155,7 +155,7 @@ def _opened(part: Path) -> Iterator[Any]:
         ) from error
 
 
-def _lines_backwards(file: BinaryIO) -> Iterator[tuple[bytes, Callable[[], int]]]:
+def lines_backwards(file: BinaryIO) -> Iterator[tuple[bytes, Callable[[], int]]]:
     """The lines from the last to the first, each with a way to ask for its number."""
     if os.fstat(file.fileno()).st_size == 0:
         return
@@ -247,7 +247,7 @@ def _push(heap: list[tuple[Place, int, Aged, Iterator[Aged]]], number: int, stre
 
 
 def _first_row(part: Path) -> int:
-    with _opened(part) as file:
+    with opened(part) as file:
         column = file.schema_arrow.get_field_index("row")
         statistics = file.metadata.row_group(0).column(column).statistics
         return int(statistics.min)
@@ -277,7 +277,7 @@ def _part_stream(part: Path) -> Iterator[Aged]:
 
 def part_records(part: Path) -> Iterator[Record]:
     """The records of a sealed file, in its order."""
-    with _opened(part) as file:
+    with opened(part) as file:
         for batch in file.iter_batches(batch_size=FEW, columns=list(Record.__struct_fields__)):
             yield from map(from_row, batch.to_pylist())
 

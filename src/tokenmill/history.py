@@ -118,8 +118,36 @@ def read(path: Path, start: int = 0) -> Iterator[tuple[Moment, int]]:
                     continue
 
 
+class Thinned:
+    """Of many moments at most `points` and at least half as many, evenly by line; the newest is always among them."""
+
+    def __init__(self, points: int = 600) -> None:
+        self._points = points
+        self._step = 1
+        self._seen = 0
+        self._kept: list[Moment] = []
+        self._newest: Moment | None = None
+
+    def add(self, moment: Moment) -> None:
+        """Takes in the next moment."""
+        self._newest = moment
+        if self._seen % self._step == 0:
+            self._kept.append(moment)
+            if len(self._kept) >= self._points:
+                self._kept = self._kept[::2]
+                self._step *= 2
+        self._seen += 1
+
+    def moments(self) -> list[Moment]:
+        """In their order."""
+        if self._newest is None or self._newest is self._kept[-1]:
+            return list(self._kept)
+        return [*self._kept, self._newest]
+
+
 def thinned(path: Path, points: int = 600) -> list[Moment]:
-    """All of a run in about `points` moments, evenly by line; the newest is always among them. For charts."""
-    found = [moment for moment, _ in read(path)]
-    step = max(1, -(-len(found) // points))
-    return found[::-1][::step][::-1]
+    """All of a run in at most `points` moments, for charts."""
+    found = Thinned(points)
+    for moment, _ in read(path):
+        found.add(moment)
+    return found.moments()

@@ -8,10 +8,14 @@ from tokenmill.events import now
 from tokenmill.folder import RunFolder
 from tokenmill.history import History
 from tokenmill.ledger import Ledger
+from tokenmill.store import Store
 from tokenmill.view import View
 
 WINDOW = 300
 """Looks, about a second apart, from which the time to go is told: five minutes hold long and short completions."""
+
+LAGS = 15
+"""Looks among which the longest lag is told: Prometheus comes every 15 s, and must not miss one between."""
 
 FEW = 10
 """Looks before any time to go is told."""
@@ -19,13 +23,15 @@ FEW = 10
 
 class Progress:
     """`state` is the run's step, in a word; `ledger` is None until the accounts are open; `copied` is the time of the
-    newest whole copy, 0 without one."""
+    newest whole copy, 0 without one; `last` is what was published last."""
 
     def __init__(self, folder: RunFolder, view: View) -> None:
         self.state = "preflight"
         self.message = ""
         self.copied = 0.0
         self.ledger: Ledger | None = None
+        self.store: Store | None = None
+        self.last: RunStatus | None = None
         self._folder = folder
         self._history = History(folder.history)
         self._before = folder.status()
@@ -36,10 +42,15 @@ class Progress:
         self._seconds = 0.0
         self._busy = 0.0
         self._looks = 0
+        self._lags: deque[float] = deque(maxlen=LAGS)
 
     @property
     def in_flight(self) -> int:
         return self._node.in_flight if self._node else 0
+
+    def late(self, seconds: float) -> None:
+        """By how much the last look came later than it was due."""
+        self._lags.append(max(seconds, 0.0))
 
     def look(self, node: NodeStatus) -> None:
         """Takes in a node's status, about once a second."""
@@ -59,7 +70,7 @@ class Progress:
 
     def publish(self) -> None:
         """Writes status.json and renews the view."""
-        status = self.status()
+        self.last = status = self.status()
         try:
             self._folder.write_status(status)
         except OSError:
@@ -91,6 +102,8 @@ class Progress:
             updated=now(),
             copied=self.copied,
             findings=self._node.findings if self._node else (),
+            written=self.store.written if self.store else 0.0,
+            loop_lag_s=round(max(self._lags, default=0.0), 4),
         )
 
     def _eta_s(self, counts: PromptCounts) -> float | None:

@@ -7,6 +7,7 @@ module owns the shutdown: whatever ends a run, its servers end with it, but for 
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from tokenmill.progress import Progress
 from tokenmill.resume import Accounts, resume
 from tokenmill.store import Store
 from tokenmill.view import View
+from tokenmill.web.exporter import exposed
 
 DONE, INTERRUPTED = 0, 130
 STATUS_S = 1.0
@@ -84,12 +86,14 @@ class Interrupts:
 @dataclass(frozen=True, slots=True)
 class Order:
     """What is to be run. `command` is how a person would start it again, `skip` are doctor checks to leave out,
-    `patience_s` how long answers are kept for a store that cannot be written."""
+    `patience_s` how long answers are kept for a store that cannot be written, `metrics_port` where Prometheus may look,
+    None for nowhere."""
 
     config: Config
     command: str
     skip: tuple[str, ...] = ()
     patience_s: float = STORE_PATIENCE_S
+    metrics_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ async def run(order: Order, view: View) -> int:
     with folder.own("run"):
         log, progress = EventLog(folder.events, view.event), Progress(folder, view)
         desk = Desk(order.config, folder, log, progress, Interrupts(order.config, log, progress))
-        with _signals(desk.interrupts, view, log):
+        with exposed(order.metrics_port, lambda: progress.last), _signals(desk.interrupts, view, log):
             try:
                 return await _run(desk, order)
             except TokenmillError as error:
@@ -138,6 +142,7 @@ async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
     accounts = await resume(config, folder, log)
     progress.ledger = accounts.ledger
     store = Store(folder.data, config.output.segment, lambda text, level: log.say("store", text, level))
+    progress.store = store
     collector = Collector(accounts, store, folder, log, patience_s=order.patience_s)
     trouble: TokenmillError | None = None
     try:
@@ -220,7 +225,9 @@ async def _watch(node: LocalNode, progress: Progress) -> None:
             progress.state = "generating"
         progress.look(status)
         progress.publish()
+        due = time.monotonic() + STATUS_S
         await asyncio.sleep(STATUS_S)
+        progress.late(time.monotonic() - due)
 
 
 def _prompts_gone(config: Config, accounts: Accounts) -> UsageError:

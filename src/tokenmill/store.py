@@ -157,13 +157,15 @@ def _last_line_start(handle: int, size: int) -> int:
 class Store:
     """Owns data/ for the time of a run. `append` returns once the rows are written; `close` syncs and seals.
 
-    `tell` takes a message and its level. `unsaved` are records that a failed write left behind.
+    `tell` takes a message and its level. `unsaved` are records that a failed write left behind; `written` is the Unix
+    time of the last write, 0 before any.
     """
 
     def __init__(self, data: Path, segment: int, tell: Callable[[str, str], None]) -> None:
         self.data = data
         self.unsaved: list[Record] = []
         self.rows = 0
+        self.written = 0.0
         self._segment = segment
         self._tell = tell
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store")
@@ -193,6 +195,7 @@ class Store:
             self.unsaved.extend(records)
             raise StoreError(f"{self._path}: {error.strerror}", fix=f"df -h {self.data}") from error
         self.rows += len(records)
+        self.written = round(time.time(), 3)
         self._unsynced += len(records)
         self._sync_if_due()
         if self._size >= self._segment:
@@ -221,6 +224,7 @@ class Store:
     def _first_path(self) -> Path:
         """Continues the newest journal if it is not full, else begins the next."""
         newest = max((*journals(self.data), *parts(self.data)), key=number_of, default=None)
+        self.written = round(newest.stat().st_mtime, 3) if newest else 0.0
         if newest is not None and newest.suffix == ".jsonl" and newest.stat().st_size < self._segment:
             return newest
         return self.data / f"journal-{number_of(newest) + 1 if newest else 1:06d}.jsonl"

@@ -63,7 +63,9 @@ class RunStatus(msgspec.Struct, frozen=True):
     """`state` is the run's step: preflight, staging, starting, generating, draining, sealing, done, stopped, failed.
 
     `tokens` came in `seconds` of generating since this start; `tokens_per_s` is of the last minute, and their quotient
-    once servers have stopped. `copied` is the Unix time of the newest whole copy in output.copy_to, 0 without one.
+    once servers have stopped. `copied` is the Unix time of the newest whole copy in output.copy_to, 0 without one;
+    `written` that of the newest record in the journal. `loop_lag_s` is the longest of the last seconds that tokenmill
+    itself was late by, doing other things.
     """
 
     run: str
@@ -80,3 +82,5 @@ class RunStatus(msgspec.Struct, frozen=True):
     updated: float = 0.0
     copied: float = 0.0
     findings: tuple[Finding, ...] = ()
+    written: float = 0.0
+    loop_lag_s: float = 0.0
