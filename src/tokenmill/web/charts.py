@@ -60,7 +60,7 @@ Spaced = list[tuple[float, Moment | None]]
 def _spaced(moments: Sequence[Moment]) -> Spaced:
     """The moments, and a None inside each gap. Thinned ones lie wider apart: a gap is four times the usual."""
     widths = sorted(b.t - a.t for a, b in pairwise(moments))
-    most = max(GAP_S, 4 * widths[len(widths) // 2]) if widths else GAP_S
+    most = max(GAP_S, 4 * widths[(len(widths) - 1) // 2]) if widths else GAP_S
     found: Spaced = []
     for moment in moments:
         if found and moment.t - found[-1][0] > most:

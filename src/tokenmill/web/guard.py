@@ -29,6 +29,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
+    "Server": "tokenmill",
 }
 """On every answer. Trusted types: no script may make HTML of a text, ours included."""
 

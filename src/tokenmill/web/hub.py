@@ -36,8 +36,8 @@ BEHIND = 120
 READS = 4
 """Answers read from the folder at once: each holds a row group in memory."""
 
-LISTED = 20
-"""Records in a list."""
+LISTED = 10
+"""Records in a list: what a person reads."""
 
 Feed = asyncio.Queue[Message | None]
 
@@ -78,9 +78,20 @@ class Hub:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look_on())
-            tasks.create_task(self._take_in())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._look_on())
+                tasks.create_task(self._take_in())
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Lets go of all who look, and closes the logs."""
+        self._all.tell(None)
+        for tail, room in self._logs.values():
+            room.tell(None)
+            tail.close()
+        self._logs.clear()
 
     async def look(self) -> None:
         """One look, told to all."""

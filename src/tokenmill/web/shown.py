@@ -12,7 +12,7 @@ from tokenmill.web.visible import cut, visible
 _any = msgspec.json.Decoder(Any)
 
 LIST_CHARS = 4000
-"""Of a text in a list: 20 records with three texts each stay below half a megabyte."""
+"""Of a text in a list: ten records with four texts each stay below 200 kB."""
 
 WHOLE_CHARS = 1 << 20
 """Of a text where one record is asked for: 30 times an answer of 8,000 tokens."""

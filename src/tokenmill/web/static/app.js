@@ -63,6 +63,7 @@ function show(now) {
   $("done").textContent = `${count(done)} of ${count(counts.total)} have a record`;
   for (const name of ["accepted", "rejected", "failed", "pending"]) $(name).textContent = count(counts[name]);
   $("tokens_per_s").textContent = count(status.tokens_per_s);
+  $("mean").textContent = status.seconds ? count(status.tokens / status.seconds) : "–";
   $("tokens").textContent = count(status.tokens);
   $("slots_busy").textContent = status.slots_busy === null ? "–" : percent(status.slots_busy);
   $("eta").textContent = duration(status.eta_s);

@@ -1,7 +1,7 @@
 // Charts over time, by uPlot. Columns come as web/charts.py makes them; a point that is not final makes way for the next.
 
 /* global uPlot */
-import { $, count, el, moment, percent } from "/dom.js";
+import { $, count, el, moment, onAxis, percent } from "/dom.js";
 
 const MOST = 2000; // points, then every second one goes
 const HEIGHT = 190;
@@ -13,6 +13,9 @@ const PLOTS = [
   { title: "Accept length", whole: "all", key: "accept_length", tell: two },
   { title: "Rejected, and labels: new a minute", whole: "rejected", key: "rejected", labels: true, tell: two },
 ];
+
+const short = (value, plot) => plot.tell === percent ? `${Math.round(100 * value)}%`
+  : value >= 1000 ? `${value / 1000}k` : String(Math.round(100 * value) / 100);
 
 let columns = null;
 let unfinished = 0;
@@ -79,6 +82,7 @@ function draw() {
       if (!drawn[at].figure.isConnected) $("plots").append(drawn[at].figure);
     }
     drawn[at].tell(null);
+    drawn[at].figure.hidden = lines.every(([, column]) => column.every((value) => value === null));
   });
 }
 
@@ -98,8 +102,11 @@ function make(plot, lines, data, names, old) {
     height: HEIGHT,
     legend: { show: false },
     cursor: { drag: { x: true, y: false } },
-    scales: { y: { range: (_, low, high) => [Math.min(low ?? 0, 0), Math.max((high ?? 0) * 1.1, plot.tell === percent ? 1 : 0.01)] } },
-    axes: [axis, { ...axis, size: 60, values: (_, ticks) => ticks.map((value) => (value >= 1000 ? `${value / 1000}k` : plot.tell === percent ? `${Math.round(100 * value)}%` : String(Math.round(value * 100) / 100))) }],
+    scales: { y: { range: (_, low, high) => [0, Math.max(1.05 * (high ?? 0), 1)] } },
+    axes: [
+      { ...axis, space: 80, values: (_, ticks, __, ___, apart) => ticks.map((t) => onAxis(t, apart)) },
+      { ...axis, size: 60, values: (_, ticks) => ticks.map((value) => short(value, plot)) },
+    ],
     series: [{}, ...lines.map(([name], at) => ({
       label: name, stroke: stroke(at), width: at ? 1 : 2, dash: at > COLOURS ? [6, 4] : undefined, points: { size: 4 },
     }))],

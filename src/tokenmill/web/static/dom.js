@@ -25,6 +25,14 @@ export function moment(seconds) {
   return today ? clock.format(date) : `${day.format(date)} ${clock.format(date)}`;
 }
 
+const minute = new Intl.DateTimeFormat([], { hour: "2-digit", minute: "2-digit", hour12: false });
+
+// A tick of a time axis whose ticks are so many seconds apart.
+export function onAxis(seconds, apart) {
+  const date = new Date(seconds * 1000);
+  return apart < 60 ? clock.format(date) : apart < 86400 ? minute.format(date) : day.format(date);
+}
+
 // As the terminal says it: 42 s, 5 min, 3 h 20 min, 4 d 2 h.
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";

@@ -6,7 +6,8 @@ const STYLE = { accepted: "good", rejected: "bad", failed: "bad" };
 const AGAIN_MS = 5000; // between two lists of a run that goes on: time to read
 let order = "newest";
 let shownFor = "";
-let shownAt = 0;
+let shownAt = -AGAIN_MS;
+let later = 0;
 let asked = 0;
 let reading = false; // somebody has opened a record: it must not go away beneath the eyes
 
@@ -15,7 +16,13 @@ export function renew(now) {
   const trouble = now.catalog.trouble ? `; ${now.catalog.trouble}` : "";
   $("told").textContent = `${count(now.catalog.rows)} records can be found${missing}${trouble}`;
   const state = `${order} ${$("label").value} ${now.catalog.rows} ${now.status.written}`;
-  if (order === "key" || reading || state === shownFor || performance.now() - shownAt < AGAIN_MS) return;
+  if (order === "key" || reading || state === shownFor) return;
+  clearTimeout(later);
+  const wait = shownAt + AGAIN_MS - performance.now();
+  if (wait > 0) {
+    later = setTimeout(() => renew(now), wait);
+    return;
+  }
   shownFor = state;
   load();
 }
@@ -60,7 +67,7 @@ function card(record, whole = false) {
     record.reasoning_tokens ? `${count(record.reasoning_tokens)} of thought` : "", record.repetition ? `repetition ${record.repetition}` : "",
     record.attempt > 1 ? `attempt ${record.attempt}` : "", record.started ? `${moment(record.started)}, ${duration(record.seconds)}` : "",
   ];
-  const made = el("article", {},
+  const made = el("article", { class: whole ? "whole" : "" },
     el("h3", {}, el("span", { text: record.name }),
       el("span", { class: `badge ${STYLE[record.verdict] || ""}`, text: record.verdict }),
       ...record.labels.map((label) => el("span", { class: "badge warn", text: label })),
@@ -75,7 +82,7 @@ function card(record, whole = false) {
 }
 
 const part = (title, text, kind = "") => text
-  ? [el("h4", { text: title }), el("div", { class: `text ${kind}`, tabindex: "0", role: "region", "aria-label": title, text })]
+  ? [el("h4", { text: title }), el("div", { class: `text ${kind}`, tabindex: "0", role: "group", "aria-label": title, text })]
   : [];
 
 async function open(record, place) {

@@ -11,6 +11,7 @@ const nameOf = (server) => (server.node ? `${server.node}/${server.index}` : Str
 
 export function showServers(servers) {
   $("no-servers").hidden = servers.length > 0;
+  $("table").hidden = servers.length === 0;
   $("rows").replaceChildren(...servers.map((server) => {
     const card = ["", "none"].includes(server.gpu) ? "" : ` (GPU ${server.gpu})`;
     const phase = ["", server.state].includes(server.phase) ? "" : `${server.phase} ${Math.round(server.percent)}%`;
