@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
-from aiohttp import web
+from aiohttp import DummyCookieJar, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from tests.unit.make import record
@@ -45,13 +45,14 @@ def run_folder(path: Path, records: Sequence[Record] = (), *, state: str = "done
 
 @asynccontextmanager
 async def page(folder: RunFolder, token: str = "") -> AsyncIterator[tuple[Client, Hub]]:
-    """A client of the page, with one look done and all records taken in; the hub does nothing of itself."""
+    """A client of the page, with all looked at and all records taken in; the hub does nothing of itself."""
     hub = Hub(Watcher(folder))
     await hub.look()
     while await asyncio.to_thread(hub.watcher.catalog.step):
         pass
+    await hub.look()
     try:
-        async with TestClient(TestServer(application(hub, token))) as client:
+        async with TestClient(TestServer(application(hub, token)), cookie_jar=DummyCookieJar()) as client:
             yield client, hub
     finally:
         hub.close()

@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.make import record
 from tests.unit.web.living import event, page, run_folder
+from tokenmill.core.records import Parts
 from tokenmill.errors import UsageError
 from tokenmill.events import Event, EventLog
 from tokenmill.web import app, hub
@@ -47,7 +48,7 @@ def test_every_answer_says_what_a_browser_may_do(tmp_path: Path) -> None:
     go(look())
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_nothing_but_reading_exists(tmp_path: Path, method: str) -> None:
     async def look() -> None:
         async with page(run_folder(tmp_path / "run")) as (client, _):
@@ -69,8 +70,8 @@ def test_nothing_but_reading_exists(tmp_path: Path, method: str) -> None:
 def test_only_names_of_this_machine_are_answered(tmp_path: Path, host: str, status: int) -> None:
     async def look() -> None:
         async with page(run_folder(tmp_path / "run")) as (client, _):
-            async with client.get("/api/status", headers={"Host": host}) as answer:
-                assert answer.status == status
+            answer = await client.get("/api/status", headers={"Host": host})
+            assert answer.status == status
 
     go(look())
 
@@ -158,7 +159,7 @@ def test_no_log_leads_out_of_the_folder(tmp_path: Path) -> None:
                 "/%2e%2e/state.json",
                 "/data/journal-000001.jsonl",
                 "/static/app.js",
-                "//etc/passwd",
+                "/etc/passwd",
             ):
                 async with client.get(path) as answer:
                     assert answer.status == 404, path
@@ -175,8 +176,7 @@ def test_a_log_that_becomes_a_link_ends(tmp_path: Path) -> None:
             with folder.log(0).open("a") as out:
                 out.write("more\n")
             await watched.look()
-            assert (message := feed.get_nowait()) is not None
-            assert message.data == b'["more"]'
+            assert feed.get_nowait() == ("lines", b'["more"]')
             folder.log(0).unlink()
             folder.log(0).symlink_to(tmp_path / "secret")
             await watched.look()
@@ -206,7 +206,7 @@ def test_a_page_begins_with_all_there_is(tmp_path: Path) -> None:
 
 def test_what_a_model_wrote_comes_as_text(tmp_path: Path) -> None:
     text = "<think>\n\u202eturned\x00\n</think>\n\n<script>alert(1)</script>"
-    bad = record("<b>\u202ekey", 0, text=text, parts=(8, 16, 28, len(text)), labels=("bad_text",))
+    bad = record("<b>\u202ekey", 0, text=text, parts=Parts(8, 16, 27, len(text)), labels=("bad_text",))
 
     async def look() -> None:
         async with page(run_folder(tmp_path / "run", [bad, record("k", 1)])) as (client, _):
@@ -239,9 +239,8 @@ def test_events_and_points_come_as_they_happen(tmp_path: Path) -> None:
             await watched.look()
             names = []
             while not feed.empty():
-                assert (message := feed.get_nowait()) is not None
-                names.append(message.name)
-            assert names[:2] == ["points", "events"]
+                names.append(feed.get_nowait())
+            assert [name for name, _ in filter(None, names)] == ["points", "events"]
 
     go(look())
 
@@ -252,18 +251,18 @@ def test_many_who_look_cost_one_look_and_get_the_same_bytes(tmp_path: Path) -> N
 
     async def look() -> None:
         async with page(folder) as (_, watched), asyncio.TaskGroup() as tasks:
-            enough = asyncio.Event()
+            joined, enough = asyncio.Event(), asyncio.Event()
 
             async def one() -> tuple[int, int]:
                 async with watched.joined() as (whole, feed):
+                    if len(watched._all.feeds) == 20:
+                        joined.set()
                     message = await feed.get()
                     await enough.wait()
                     return id(whole.data), id(message and message.data)
 
             lookers = [tasks.create_task(one()) for _ in range(20)]
-            await asyncio.sleep(0)
-            while len(watched._all.feeds) < 20:
-                await asyncio.sleep(0.01)
+            await joined.wait()
             EventLog(folder.events).add(Event(1.0, "run", "something"))
             await watched.look()
             enough.set()

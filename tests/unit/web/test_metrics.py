@@ -153,9 +153,9 @@ def test_a_port_tells_what_was_published_last(port: int) -> None:
 
 
 def test_a_port_that_is_taken_is_said_before_anything_begins(port: int) -> None:
-    with socket.create_server(("127.0.0.1", port)):
-        with pytest.raises(UsageError, match=f"127.0.0.1:{port}") as refused, exposed(port, lambda: None):
-            pytest.fail("it began")
+    taken, raises = socket.create_server(("127.0.0.1", port)), pytest.raises(UsageError, match=f"127.0.0.1:{port}")
+    with taken, raises as refused, exposed(port, lambda: None):
+        pytest.fail("it began")
     assert str(port) in refused.value.fix
 
 
