@@ -1,6 +1,7 @@
 """What all tests share: the long forms' switch, free ports, a scripted fleet's config, a slow mount."""
 
 import json
+import os
 import random
 import socket
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from tests.harness import Case
 from tests.slowfs import mounted
+from tokenmill.machine.ports import INTERNAL_OFFSET
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,7 +30,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"needs a real engine that CI has not: pytest -m {name}"))
 
 
-_next_port = 20000 + random.SystemRandom().randrange(0, 8000, 20)
+_FIRST, _LAST = 20000, 30000
+_WORKERS, _STEP = 4, 20
+"""`-n 4` at most: each of pytest-xdist's processes has its own share of the ports: two would find the same one free."""
+
+_share = (_LAST - _FIRST) // _WORKERS
+_http = _share - INTERNAL_OFFSET - 100  # servers' internal ports stand that far behind their HTTP ports
+_start = _FIRST + _share * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % _WORKERS)
+_next_port = _start + random.SystemRandom().randrange(0, _http, _STEP)
 
 
 @pytest.fixture
@@ -40,9 +49,9 @@ def free_port() -> int:
     """A first HTTP port with room behind it, free now: below the kernel's own range, so that nobody else takes it."""
     global _next_port
     while True:
-        _next_port += 20
-        if _next_port > 30000:
-            _next_port = 20000
+        _next_port += _STEP
+        if _next_port >= _start + _http:
+            _next_port = _start
         if all(_is_free(number) for number in range(_next_port, _next_port + 8)):
             return _next_port
 

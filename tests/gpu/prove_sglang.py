@@ -115,15 +115,15 @@ class Proxy:
 
 def stale_server(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """`up` leaves a server; another run's port answers with it while its own is still loading: it must be refused."""
-    old = make_case(folder / "old", args, 31400, fleet={"servers": 1})
+    old = make_case(folder / "old", args, args.port, fleet={"servers": 1})
     write_prompts(old.folder / "prompts.jsonl", 4)
     assert old.wait(old.command("up", str(old.config)), START_S) == 0, old.output()
-    new = make_case(folder / "new", args, 31500, fleet={"servers": 1})
+    new = make_case(folder / "new", args, args.port + 100, fleet={"servers": 1})
     write_prompts(new.folder / "prompts.jsonl", 40)
     process = new.start()
     while not new.server_pids():
         time.sleep(0.05)
-    proxy = Proxy(31500, 31400)
+    proxy = Proxy(args.port + 100, args.port)
     code = new.wait(process, START_S)
     proxy.close()
     told = [line for line in new.output().splitlines() if "is taken" in line]
@@ -140,7 +140,7 @@ def thinking(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     case = make_case(
         folder,
         args,
-        31600,
+        args.port + 200,
         fleet={"servers": 1},
         engine={"args": {**FLAGS, "grammar-backend": "llguidance"}},  # with xgrammar, an assertion ends it
         generation={"thinking": True, "extra": {"regex": regex}},
@@ -163,7 +163,7 @@ if __name__ == "__main__":
     sys.exit(
         prove(
             {
-                "main": lambda folder, args: main_run(make_case(folder, args, 31200), args),
+                "main": lambda folder, args: main_run(make_case(folder, args, args.port, fleet={"servers": 2}), args),
                 "stale": stale_server,
                 "thinking": thinking,
             }

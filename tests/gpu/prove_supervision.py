@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from tests import bynumber
-from tests.gpu.prove import FLAGS, START_S, make_case, phases, prove, write_prompts
+from tests.gpu.prove import START_S, cards, make_case, phases, prove, write_prompts
 from tests.harness import Case, assert_whole
 from tokenmill import events
 from tokenmill.events import Event
 from tokenmill.machine import nvml
 
-PROMPTS = 12000
+PROMPTS = 9000
 STALL_S = 15.0
 
 Running = subprocess.Popen[str]
@@ -84,9 +84,9 @@ def supervision(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     case = make_case(
         folder,
         args,
-        31700,
-        fleet={"stall_timeout": f"{STALL_S:.0f}s", "stagger": "first", "servers": 2},
-        generation={"max_tokens": 400, "thinking": False, "concurrency": 8},
+        args.port,
+        fleet={"gpus": cards(args, 1), "stall_timeout": f"{STALL_S:.0f}s", "servers": 2},
+        generation={"max_tokens": 400, "thinking": False, "concurrency": 8, "extra": {"min_new_tokens": 300}},
     )
     write_prompts(case.folder / "prompts.jsonl", PROMPTS)
     process = case.start()
@@ -95,6 +95,8 @@ def supervision(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         (0, b"scheduler", signal.SIGSTOP),
         (1, b"scheduler", signal.SIGKILL),
         (0, b"launch_server", signal.SIGKILL),
+        (1, b"detokenizer", signal.SIGKILL),
+        (0, b"detokenizer", signal.SIGSTOP),
     ):
         found.append(harm(case, process, server, word, number))
     process.kill()
@@ -103,7 +105,7 @@ def supervision(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     process = case.start()
     serving(case, process)
     adopted = time.monotonic() - began
-    code = case.wait(process, 600)
+    code = case.wait(process, START_S)
     assert code == 0, case.output()
     assert_whole(case, {f"p{n}" for n in range(PROMPTS)})
     return {
@@ -117,21 +119,5 @@ def supervision(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def flags(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """A fraction that leaves no room for graphs: told as what it is, lowered once for all."""
-    case = make_case(
-        folder,
-        args,
-        31800,
-        engine={"args": {**FLAGS, "mem-fraction-static": 0.988, "cuda-graph-max-bs": 256}},
-        fleet={"servers": 1},
-        generation={"max_tokens": 50, "thinking": False},
-    )
-    write_prompts(case.folder / "prompts.jsonl", 50)
-    code = case.run(timeout_s=START_S)
-    warned = [event.text for event, _ in events.read(case.run_folder.events) if event.level == "warn"]
-    return {"code": code, "warned": warned, "phases": phases(case), "MiB used": used_mib()}
-
-
 if __name__ == "__main__":
-    sys.exit(prove({"supervision": supervision, "flags": flags}))
+    sys.exit(prove({"supervision": supervision}))

@@ -222,7 +222,7 @@ def texts() -> dict[str, str]:
     found = {}
     for folder, inside, files in os.walk(ROOT):
         inside[:] = [name for name in inside if name not in SKIPPED and not name.endswith(("_cache", "cache__"))]
-        for path in (Path(folder) / name for name in files):
+        for path in (Path(folder) / name for name in files if name != ".git"):  # a worktree has a file of that name
             try:
                 found[str(path.relative_to(ROOT))] = path.read_text(encoding="utf-8")
             except UnicodeDecodeError:
