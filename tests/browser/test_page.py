@@ -111,6 +111,7 @@ def faults(page: Page) -> list[tuple[str, str]]:
     return [(one["id"], one["nodes"][0]["html"]) for one in found if one["impact"] in ("serious", "critical")]
 
 
+@pytest.mark.timeout(120)
 def test_a_live_run_is_followed_until_it_ends(browser: Browser, llama: Case) -> None:
     running = llama.start()
     wait_until(lambda: llama.done() > 2, running, 45.0)
