@@ -1,7 +1,7 @@
 """report.html and report.json: what a run made and how it went, for someone who was not there (docs/report.md).
 
-Everything is read from the run folder, so that the report of any run can be written anew, while it goes on or after it was
-damaged: what is missing is told on the page.
+Everything is read from the run folder, so that the report of any run can be written anew, while it goes on or after it
+was damaged: what is missing is told on the page.
 """
 
 import shlex
@@ -32,6 +32,10 @@ ENDED = frozenset({"done", "stopped", "failed", "killed"})
 
 LITTLE = 0.005
 """A share of bad completions below this is no news."""
+
+
+NEVERTHELESS = "to go on nevertheless: "
+"""Before the command, in what the gate says (explain.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +185,10 @@ def verdict(ending: Ending, counts: Counts) -> str:
     accepted = f"{counts.accepted:,} of them accepted"
     if ending.trouble:
         return f"Stopped: {ending.trouble.splitlines()[0].removesuffix('.')}."
+    if not total and not ended:
+        return f"Empty ({ending.state}): no completion has been asked for."
     if ending.state not in ENDED:
         return f"Going on ({ending.state}): {of} have ended so far, {accepted}."
-    if total == 0 or (total is None and not ended):
-        return "Empty: no completion has been asked for."
     if total is None:
         return f"Of an unknown number, {of} have ended, {accepted}."
     if ended < total:
@@ -207,15 +211,16 @@ def _notable(
     rejecting = [row for row in labels if row.rejects]
     if counts.rejected:
         most = f", mostly {rejecting[0].label} ({rejecting[0].count:,})" if rejecting else ""
-        found.append(f"{counts.rejected:,} completions are rejected, {_percent(counts.rejected, ended)}{most}.")
+        found.append(f"Rejected: {counts.rejected:,}, {_percent(counts.rejected, ended)}{most}.")
     cut = sum(row.count for row in labels if row.label.startswith("truncated"))
     if cut > LITTLE * ended:
-        counted = "which rejects them" if any(r.label.startswith("truncated") for r in rejecting) else "and are accepted"
-        found.append(f"{cut:,} completions, {_percent(cut, ended)}, were cut off at their length, {counted}.")
+        rejects = any(row.label.startswith("truncated") for row in rejecting)
+        counted = "which rejects them" if rejects else "and accepted all the same"
+        found.append(f"Cut off at their length, {counted}: {cut:,}, {_percent(cut, ended)}.")
     if counts.failed:
         prompts = ", ".join(f"{r.label} {r.count:,}" for r in labels if r.label in PROMPT_FAULTS)
-        sake = f"; for their prompts' sake: {prompts}" if prompts else ""
-        found.append(f"{counts.failed:,} completions failed{sake}.")
+        sake = f"; by their prompts' fault: {prompts}" if prompts else ""
+        found.append(f"Failed: {counts.failed:,}, {_percent(counts.failed, ended)}{sake}.")
     found += captions.outlying(outliers)
     if went.losses:
         found.append(captions.lost(went.losses, len(fleet)))
@@ -239,9 +244,9 @@ def _next(found: Gathered, ending: Ending, counts: Counts, has_ids: bool | None)
     if ending.state not in ENDED:
         steps.append(Step(f"tokenmill watch {run}", "follows it"))
     elif ending.trouble or ending.total is None or _ended(counts) < ending.total:
-        told = ending.trouble.rpartition("to go on nevertheless: ")[2] if "to go on nevertheless: " in ending.trouble else ""
+        _, told, command = ending.trouble.rpartition(NEVERTHELESS)
         why = "goes on nevertheless, and asks for nothing twice" if told else "goes on where it stands"
-        steps.append(Step(told.strip() or ending.command, why))
+        steps.append(Step(command.strip() if told else ending.command, why))
     if not counts.accepted:
         return steps
     steps.append(Step(f"tokenmill inspect {run}", "looks at every record as a trainer would"))

@@ -169,7 +169,8 @@ def bad(course: Course, limits: dict[str, float]) -> str:
         if drift == "steady" or len(known) < FEW_BINS:
             parts.append(f"{name} {share(round(float(np.mean(known)), 4))}")
         else:
-            parts.append(f"{name} from {share(round(early, 4))} in the first third to {share(round(late, 4))} in the last")
+            change = f"{share(round(early, 4))} in the first third to {share(round(late, 4))} in the last"
+            parts.append(f"{name} from {change}")
     if not parts:
         return "No completion was rejected, cut off or failed."
     allowed = ", ".join(f"{name} {share(value)}" for name, value in limits.items())

@@ -1,7 +1,7 @@
 """Charts as places in percent, which the page's template draws as SVG: they stretch with the page, their words do not.
 
-No library: those that draw on the server bake in colours and sizes (and bring 30 MB), and these must follow the page from
-a phone to paper, light or dark, without a script.
+No library: those that draw on the server bake in colours and sizes (and bring 30 MB), and these must follow the page
+from a phone to paper, light or dark, without a script.
 """
 
 import math
@@ -56,8 +56,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """What the template draws. `x_ticks` from the left, `y_ticks` from the top; `keys` explain colours; `rows` says that
-    the y ticks are names, and how many pixels high it is follows from them."""
+    """What the template draws. `x_ticks` from the left, `y_ticks` from the top; `keys` explain colours; `rows` says
+    that the y ticks are names. `height` in pixels."""
 
     title: str
     y_title: str
@@ -170,11 +170,12 @@ def histogram(title: str, found: Spread, cuts: Sequence[int] = ()) -> Plot:
     bounds, shown = found.bounds[first:], found.counts[first:]
     top, ticks = scale(max(shown))
     width = 100 / len(shown)
-    bars = [
-        Bar(width * n, 100 * (1 - count / top), width * 0.92, 100 * count / top, "fill", f"{_bin(bounds, n)}: {count:,}")
-        for n, count in enumerate(shown)
-        if count
-    ]
+    bars = []
+    for place, count in enumerate(shown):
+        if count:
+            high = 100 * count / top
+            words = f"{_bin(bounds, place)}: {count:,}"
+            bars.append(Bar(width * place, 100 - high, width * 0.92, high, "fill", words))
     return Plot(
         title=title,
         y_title="completions",
@@ -212,7 +213,7 @@ def lives(clock: Clock, names: Sequence[str], found: Sequence[Stay]) -> Plot:
     rows = {name: n for n, name in enumerate(shown)}
     height = 100 / max(1, len(shown))
     bars = []
-    for stay in sorted(found, key=lambda stay: KINDS.get(stay.state, "") != "up"):
+    for stay in sorted(found, key=lambda stay: KINDS_ORDER.index(KINDS.get(stay.state, ""))):
         kind = KINDS.get(stay.state)
         if kind is None or stay.server not in rows:
             continue
@@ -241,6 +242,9 @@ KINDS = {
     "ready": "up",
 }
 """States → how they are drawn; pending and stopped are not."""
+
+KINDS_ORDER = ("", "up", "begins", "doubt", "down")
+"""A later one is drawn over an earlier one: a loss must be seen."""
 
 
 def row_height(rows: int) -> int:

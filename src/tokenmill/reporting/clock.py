@@ -1,4 +1,4 @@
-"""A run's time as a line to draw on: the hours in which nothing ran are cut out, so that a night's stop takes no room."""
+"""A run's time as a line to draw on: hours in which nothing ran are cut out, so that a night's stop takes no room."""
 
 import time
 from collections.abc import Sequence
@@ -60,6 +60,7 @@ class Clock:
         return float(self.places(np.array([moment]))[0])
 
     def places(self, moments: Floats) -> Floats:
+        """The same of many moments."""
         width = CUT_WIDTH * (len(self.spans) - 1)
         known, at, places = [], 0.0, []
         for number, (start, end) in enumerate(self.spans):

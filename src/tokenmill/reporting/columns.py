@@ -79,11 +79,13 @@ class Columns:
     @property
     def answered(self) -> Flags:
         """Records that hold a completion."""
-        return self.verdict != FAILED
+        found: Flags = self.verdict != FAILED
+        return found
 
     def has(self, label: str) -> Flags:
         """The records with a label."""
-        return np.isin(self.label_set, [n for n, labels in enumerate(self.labels) if label in labels])
+        found: Flags = np.isin(self.label_set, [n for n, labels in enumerate(self.labels) if label in labels])
+        return found
 
 
 class _Growing:

@@ -271,7 +271,7 @@ def began(happened: Sequence[Event]) -> Iterable[Start]:
 
 
 def losses(happened: Sequence[Event]) -> Iterable[Loss]:
-    """When a server that had been started could not go on, until it was ready again; in between it may fail once more."""
+    """When a server that had been started could not go on, until it was ready again; it may fail again in between."""
     said: dict[str, Event] = {}
     away: dict[str, Loss] = {}
     for event in happened:

@@ -88,13 +88,8 @@ def _example(record: Record, verdict: Verdict, labels: Sequence[str]) -> Example
 
 
 def _prompt(record: Record) -> list[tuple[str, str]]:
-    try:
-        messages: Any = msgspec.json.decode(record.messages)
-    except msgspec.DecodeError:  # half a surrogate pair, which JSON allows
-        return [("", cut(bytes(record.messages).decode("utf-8", "replace")))]
-    if not isinstance(messages, list):
-        return []
-    turns = [one for one in messages if isinstance(one, dict)][-TURNS:]
+    messages: Any = msgspec.json.decode(record.messages)
+    turns = [] if messages is None else messages[-TURNS:]
     return [(str(one.get("role", "")), cut(_content(one.get("content")))) for one in turns]
 
 

@@ -114,11 +114,11 @@ def spread(values: Ints) -> Spread | None:
     """None without values."""
     if not values.size:
         return None
-    quantiles = np.percentile(values, [1, 10, 50, 90, 99]).astype(np.int64).tolist()
+    p1, p10, p50, p90, p99 = np.percentile(values, [1, 10, 50, 90, 99]).astype(np.int64).tolist()
     least, most = int(values.min()), int(values.max())
     bounds = _even(least, most) if most < NARROW * max(1, least) else _growing(most)
     binned = np.histogram(values, bounds)[0].tolist()
-    return Spread(int(values.size), int(values.sum(dtype=np.int64)), *quantiles, int(values.max()), bounds, binned)
+    return Spread(int(values.size), int(values.sum(dtype=np.int64)), p1, p10, p50, p90, p99, most, bounds, binned)
 
 
 def _even(least: int, most: int) -> list[int]:
@@ -162,7 +162,7 @@ def finish_reasons(found: Columns) -> dict[str, int]:
 
 
 def server_order(found: Columns) -> list[int]:
-    """The servers' numbers in the order of their names, node by node; failures that no server is part of are left out."""
+    """The servers' numbers in the order of their names, node by node; without failures that no server had part in."""
 
     def key(number: int) -> tuple[str, int, str]:
         node, _, index = found.servers[number].rpartition("/")

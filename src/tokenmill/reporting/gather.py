@@ -45,8 +45,7 @@ OVER = frozenset({"done", "stopped", "failed"})
 
 @dataclass
 class Gathered:
-    """What a run folder holds. `unknown` are sentences; `happened` the events of servers, `first` and `last` the times of
-    any event."""
+    """What a run folder holds. `unknown` are sentences, `happened` the events of servers."""
 
     folder: RunFolder
     config: Config | None
@@ -61,9 +60,11 @@ class Gathered:
 
     def harmed(self, error: StoreError) -> None:
         """Takes down that a part cannot be read."""
-        self.unknown[f"{str(error).splitlines()[0]}: its rows are not in this report"] = None
+        words = str(error).splitlines()[0].removesuffix(".")
+        self.unknown[f"{words}: its rows are not in this report. The way out: {error.fix}"] = None
 
     def history(self) -> Iterator[Moment]:
+        """The run's moments, read anew each time: of a run of weeks they are many."""
         return (moment for moment, _ in history.read(self.folder.history))
 
     def clock(self) -> Clock:

@@ -1,4 +1,4 @@
-"""report.html from the figures: its charts with their captions, and the template. Pure but for the package's own files."""
+"""report.html from the figures: its charts with their captions, and the template."""
 
 import time
 from collections import Counter
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-from markupsafe import Markup, escape
 
 from tokenmill.report import Report
 from tokenmill.reporting import captions, charts, shown
@@ -43,9 +42,7 @@ def render(report: Report, clock: Clock) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        seen=_seen, plain=shown.plain, moment=_moment, day=_day, duration=duration, share=charts.share, pretty=_pretty
-    )
+    environment.filters.update(pieces=shown.pieces, moment=_moment, day=_day, duration=duration, share=charts.share)
     template = environment.get_template("report.html.j2")
     return template.render(
         report=report,
@@ -61,24 +58,12 @@ def render(report: Report, clock: Clock) -> str:
     )
 
 
-def _seen(text: str) -> Markup:
-    """Untrusted text, escaped, with what cannot be seen marked as such."""
-    return Markup("").join(
-        Markup('<i class="code" title="{}">{}</i>').format(name, words) if name else escape(words)
-        for words, name in shown.pieces(text)
-    )
-
-
 def _moment(t: float) -> str:
     return time.strftime("%b %-d, %H:%M:%S", time.localtime(t))
 
 
 def _day(t: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(t))
-
-
-def _pretty(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _course(report: Report, clock: Clock) -> list[Figure]:
@@ -95,7 +80,7 @@ def _course(report: Report, clock: Clock) -> list[Figure]:
     words = captions.lost(went.losses, len(known) if went.stays else 0)
     figures.append(Figure(lives, "What each server did", words + _rest(len(known))))
     every = (("bad", "rejected", went.rejected), ("odd", "cut off", went.truncated), ("dark", "failed", went.failed))
-    some = [(kind, words, series) for kind, words, series in every if any(series.values)]
+    some = [(kind, words, series) for kind, words, series in every if any(series.values) and len(series.values) > 2]
     keys = [(kind, words) for kind, words, _ in some]
     shares = [(series, f"line {kind}") for kind, _, series in some]
     plot = charts.over_time(clock, "", "share of completions", shares, percent=True, keys=keys)

@@ -36,8 +36,3 @@ def cut(text: str) -> str:
     if left_out <= 0:
         return text
     return f"{text[:HEAD]}\n\n[… {left_out:,} characters …]\n\n{text[-TAIL:]}"
-
-
-def plain(text: str) -> str:
-    """For report.json and attributes: the same, in one string."""
-    return "".join(f"⟨{words}⟩" if name else words for words, name in pieces(text))
