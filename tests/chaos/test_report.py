@@ -1,4 +1,4 @@
-"""`tokenmill report` on a run while it goes on, after it was killed, and at its end, where the run has written it itself."""
+"""`tokenmill report` on a run while it goes on and after it was killed, and the one that the run writes at its end."""
 
 import json
 import os

@@ -27,6 +27,8 @@ from tokenmill.reporting.columns import Columns, Row
 from tokenmill.reporting.notices import MOST, Notices
 from tokenmill.reporting.shown import pieces
 
+NEVER = np.array([])
+
 BEGAN = 1_700_000_000.0
 
 
@@ -146,9 +148,26 @@ def test_starts_and_losses_are_read_from_the_events() -> None:
     (loss,) = course.losses(happened)
     assert (loss.t, loss.away_s) == (90, 30)
     assert loss.text.startswith("it died")
-    assert [(stay.state, stay.ended - stay.began) for stay in course.stays(happened, 200.0)] == [
+    assert [(stay.state, stay.ended - stay.began) for stay in course.stays(happened, 200.0, NEVER)] == [
         *[("starting", 30), ("ready", 50), ("backoff", 5), ("starting", 2), ("backoff", 2), ("starting", 21)],
         ("ready", 80),
+    ]
+
+
+def test_a_server_was_not_ready_while_nobody_watched_it() -> None:
+    """tokenmill was killed at 140, and started again at 1000."""
+    happened = [
+        Event(40, "state", "canary → ready", "0"),
+        Event(50, "state", "canary → ready", "1"),
+        Event(1000, "state", "pending → starting", "0"),
+        Event(1030, "state", "pending → starting", "1"),
+    ]
+    signs = np.array([60.0, 135.0, 1001.0])
+    assert [(stay.server, stay.state, stay.began, stay.ended) for stay in course.stays(happened, 1100.0, signs)] == [
+        ("0", "ready", 40, 135),
+        ("1", "ready", 50, 135),
+        ("0", "starting", 1000, 1100),
+        ("1", "starting", 1030, 1100),
     ]
 
 
@@ -268,9 +287,7 @@ def test_a_damaged_part_is_named_and_the_rest_is_counted(tmp_path: Path) -> None
 def test_a_gate_stop_ends_with_the_command_that_goes_on(tmp_path: Path) -> None:
     folder = _folder(tmp_path, [record(f"k{n}", n, output_ids=msgspec.Raw(b"null")) for n in range(4)])
     command = "tokenmill run x.toml --set gate.max_rejected=0.8"
-    found, _ = _write(
-        folder, Ending("failed", 10, f"the gate stopped the run: x\n  to go on nevertheless: {command}")
-    )
+    found, _ = _write(folder, Ending("failed", 10, f"the gate stopped the run: x\n  to go on nevertheless: {command}"))
     assert found.verdict == "Stopped: the gate stopped the run: x."
     assert found.next[0].command == command
     assert "specforge-chat OUT" in found.next[-1].command, "there are no token ids"

@@ -88,6 +88,10 @@ def throughput(course: Course, *, unfinished: bool) -> str:
 
 
 def _meanwhile(course: Course, dip: Dip) -> str:
+    ready = [stay for stay in course.stays if stay.state == "ready"]
+    middle = (dip.began + dip.ended) / 2
+    if ready and not any(stay.began <= middle <= stay.ended for stay in ready):
+        return "while no server was ready"
     away = {
         loss.server
         for loss in course.losses

@@ -19,7 +19,7 @@ WIDTH, HEIGHT = 1000, 100
 """Units of a path: a tenth of a percent, and a percent."""
 
 ROWS = 24
-"""Servers in a chart of rows: of more the first ones, and the caption says so."""
+"""Servers in a chart of rows: of more those that say the most, and the caption says so."""
 
 NARROW = 0.15
 """Percent: a stay that is shorter would not be seen, and a restart must be."""
@@ -209,9 +209,8 @@ def _length_ticks(bounds: Sequence[int]) -> Iterator[Tick]:
 
 def lives(clock: Clock, names: Sequence[str], found: Sequence[Stay]) -> Plot:
     """A row for each server: what it was when. Restarts are made wide enough to be seen."""
-    shown = list(names)[:ROWS]
-    rows = {name: n for n, name in enumerate(shown)}
-    height = 100 / max(1, len(shown))
+    rows = {name: n for n, name in enumerate(names)}
+    height = 100 / max(1, len(names))
     bars = []
     for stay in sorted(found, key=lambda stay: KINDS_ORDER.index(KINDS.get(stay.state, ""))):
         kind = KINDS.get(stay.state)
@@ -226,24 +225,31 @@ def lives(clock: Clock, names: Sequence[str], found: Sequence[Stay]) -> Plot:
         y_title="server",
         x_title="",
         x_ticks=clock.ticks(),
-        y_ticks=[Tick((n + 0.5) / len(shown), name) for n, name in enumerate(shown)],
+        y_ticks=[Tick((n + 0.5) / len(names), name) for n, name in enumerate(names)],
         bars=bars,
         marks=[Mark(place, "", "cut") for place, _ in clock.cuts],
-        keys=[("up", "ready"), ("begins", "starting"), ("doubt", "in doubt"), ("down", "lost, waits or failed")],
+        keys=[
+            ("up", "ready"),
+            ("begins", "starting"),
+            ("doubt", "in doubt"),
+            ("down", "lost, waits or failed"),
+            ("other", "ends"),
+        ],
         rows=True,
-        height=row_height(len(shown)),
+        height=row_height(len(names)),
     )
 
 
 KINDS = {
     **dict.fromkeys(("starting", "answering", "canary"), "begins"),
-    **dict.fromkeys(("suspect", "stopping"), "doubt"),
+    "suspect": "doubt",
+    "stopping": "other",
     **dict.fromkeys(("backoff", "failed", "quarantined"), "down"),
     "ready": "up",
 }
 """States → how they are drawn; pending and stopped are not."""
 
-KINDS_ORDER = ("", "up", "begins", "doubt", "down")
+KINDS_ORDER = ("", "up", "other", "begins", "doubt", "down")
 """A later one is drawn over an earlier one: a loss must be seen."""
 
 

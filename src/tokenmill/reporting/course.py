@@ -21,6 +21,9 @@ from tokenmill.reporting.columns import FAILED, REJECTED, Columns, Flags, Floats
 SHARE_BINS, SHARE_LEAST = 60, 200
 """Of shares at most, and the completions that a bin should hold, or it shows chance."""
 
+FEW = 0.1
+"""Of the completions that a bin has in the mean: the share of fewer is chance."""
+
 SPARK_BINS = 48
 """Of the small lines in tables."""
 
@@ -152,20 +155,26 @@ class _Ramp:
 
 
 def shares(found: Columns, chosen: Flags, edges: Sequence[Floats]) -> Series:
-    """The share of the chosen among all that ended, by bins."""
+    """The share of the chosen among all that ended, by bins; unknown where only the last few of a stretch ended."""
     parts = []
+    least = FEW * found.ended.size / max(1, sum(len(one) - 1 for one in edges))
     for one in edges:
         every = np.histogram(found.ended, one)[0]
         some = np.histogram(found.ended[chosen], one)[0]
         with np.errstate(invalid="ignore", divide="ignore"):
-            parts.append(some / every)
+            parts.append(np.where(every >= least, some / every, np.nan))
     return _series(edges, np.concatenate(parts))
 
 
 def course(
-    found: Columns, clock: Clock, names: Sequence[str], history: Iterable[Moment], happened: Sequence[Event]
+    found: Columns,
+    clock: Clock,
+    names: Sequence[str],
+    history: Iterable[Moment],
+    happened: Sequence[Event],
+    signs: Floats,
 ) -> Course:
-    """`names` are the servers, in order."""
+    """`names` are the servers, in order; `signs` as `stays` takes them."""
     fine, coarse, spark = clock.bins(BINS), clock.bins(_share_bins(found)), clock.bins(SPARK_BINS)
     answered = found.answered
     slots, accept, per_server = _told(history, clock)
@@ -188,7 +197,7 @@ def course(
         slots_busy=slots,
         accept_length=accept,
         server_accept_length=per_server,
-        stays=list(stays(happened, clock.spans[-1][1])),
+        stays=list(stays(happened, clock.spans[-1][1], signs)),
         starts=list(began(happened)),
         losses=list(losses(happened)),
     )
@@ -240,10 +249,20 @@ def _changes(happened: Iterable[Event]) -> Iterable[tuple[Event, str, str]]:
             yield event, before, after
 
 
-def stays(happened: Sequence[Event], end: float) -> Iterable[Stay]:
-    """What each server was, and for how long; the last state lasts until `end`."""
+def stays(happened: Sequence[Event], end: float, signs: Floats) -> Iterable[Stay]:
+    """What each server was, and for how long; the last state lasts until `end`.
+
+    A server that is pending again after it was anything else is watched by another tokenmill: what the one before knew
+    of all servers held until the last of `signs`, the moments, in order, at which servers were watched for sure.
+    """
     now: dict[str, tuple[str, float]] = {}
-    for event, _, after in _changes(happened):
+    for event, before, after in _changes(happened):
+        if before == "pending" != now.get(event.server, (before, 0.0))[0]:
+            place = int(np.searchsorted(signs, event.t))
+            last = float(signs[place - 1]) if place else event.t
+            for server, (state, since) in now.items():
+                yield Stay(server, state, since, max(since, last))
+            now = {}
         if event.server in now:
             state, since = now[event.server]
             yield Stay(event.server, state, since, event.t)

@@ -45,7 +45,8 @@ OVER = frozenset({"done", "stopped", "failed"})
 
 @dataclass
 class Gathered:
-    """What a run folder holds. `unknown` are sentences, `happened` the events of servers."""
+    """What a run folder holds. `unknown` are sentences, `happened` the events of servers; `moments` are time, state and
+    whether any server had been started, of history.jsonl's lines."""
 
     folder: RunFolder
     config: Config | None
@@ -57,6 +58,7 @@ class Gathered:
     happened: list[Event]
     notices: Notices
     unknown: dict[str, None] = field(default_factory=dict)
+    moments: list[tuple[float, str, bool]] = field(default_factory=list)
 
     def harmed(self, error: StoreError) -> None:
         """Takes down that a part cannot be read."""
@@ -67,19 +69,24 @@ class Gathered:
         """The run's moments, read anew each time: of a run of weeks they are many."""
         return (moment for moment, _ in history.read(self.folder.history))
 
+    def signs(self) -> Floats:
+        """When servers are known to have been watched, in order: an answer was stored, or a moment told of them."""
+        watched = [t for t, _, working in self.moments if working]
+        return np.sort(np.concatenate([self.columns.ended, np.array(watched, dtype=np.float64)]))
+
     def clock(self) -> Clock:
         """When the run was on, by its records, its history and its starts."""
         found = self.columns
         timed = found.began > 0
         intervals = [(found.began[timed], found.ended[timed])]
-        told = [(moment.t, moment.t + STILL * (moment.state not in OVER)) for moment in self.history()]
+        told = [(t, t + STILL * (state not in OVER)) for t, state, _ in self.moments]
         while len(told) > 1 and told[-2][1] > told[-1][1]:
             told.pop(-2)  # the run was over before its last moment's time was
         moments = np.array(told, dtype=np.float64).reshape(-1, 2)
         intervals.append((moments[:, 0], moments[:, 1]))
         first = [
             (stay.began, stay.ended)
-            for stay in stays(self.happened, 0.0)
+            for stay in stays(self.happened, 0.0, self.signs())
             if stay.state in ("starting", "answering", "canary") and stay.ended - stay.began < STARTING_MOST_S
         ]
         begun: Floats = np.array(first, dtype=np.float64).reshape(-1, 2)
@@ -108,6 +115,10 @@ def gather(folder: RunFolder, tell: Tell) -> Gathered:
         if event.kind in KINDS:
             found.happened.append(event)
     found.columns = columns.read(_told(dataset.current(folder.data, Row, found.harmed), tell), rules)
+    found.moments = [
+        (moment.t, moment.state, any(server.state != "pending" for server in moment.servers))
+        for moment in found.history()
+    ]
     _missing(found)
     return found
 

@@ -76,9 +76,14 @@ def _course(report: Report, clock: Clock) -> list[Figure]:
     plot = charts.over_time(clock, "", "tokens/s", [(went.tokens_per_s, "line")], area=True, marks=lost)
     figures.append(Figure(plot if has_pace else None, "Throughput", pace))
     known = sorted({*names, *(stay.server for stay in went.stays)}, key=_order)
-    lives = charts.lives(clock, known, went.stays) if went.stays else None
     words = captions.lost(went.losses, len(known) if went.stays else 0)
-    figures.append(Figure(lives, "What each server did", words + _rest(len(known))))
+    if len(known) > charts.ROWS:
+        often = Counter(loss.server for loss in went.losses)
+        worst = sorted(known, key=lambda name: -often[name])[: charts.ROWS]
+        words += f" Shown are {charts.ROWS} of {len(known)} servers, those that were lost the most often."
+        known = [name for name in known if name in worst]
+    lives = charts.lives(clock, known, went.stays) if went.stays else None
+    figures.append(Figure(lives, "What each server did", words))
     every = (("bad", "rejected", went.rejected), ("odd", "cut off", went.truncated), ("dark", "failed", went.failed))
     some = [(kind, words, series) for kind, words, series in every if any(series.values) and len(series.values) > 2]
     keys = [(kind, words) for kind, words, _ in some]
@@ -102,10 +107,6 @@ def _course(report: Report, clock: Clock) -> list[Figure]:
 def _order(name: str) -> tuple[str, int, str]:
     node, _, index = name.rpartition("/")
     return (node, int(index) if index.isdigit() else -1, index)
-
-
-def _rest(count: int) -> str:
-    return f" The first {charts.ROWS} of {count} servers are shown." if count > charts.ROWS else ""
 
 
 def _made(report: Report) -> list[Figure]:
