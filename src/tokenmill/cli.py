@@ -259,14 +259,13 @@ app.command()(cli_web.serve)
 def report(run_path: RunPath = None) -> None:
     """Write report.html and report.json anew; prints where they are."""
     from tokenmill import report as reports
-    from tokenmill.config import rules_of
-    from tokenmill.configfile import load
     from tokenmill.servers import folder_of, status_of
 
     folder = folder_of(run_path)
     found = status_of(folder)
+    total = found.prompts.total if folder.status() is not None else None
     trouble = found.message if found.state == "failed" else ""
-    typer.echo(str(reports.write(folder, rules_of(load(folder.config)), found.prompts.total, trouble)))
+    typer.echo(str(reports.write(folder, reports.Ending(found.state, total, trouble), _say)))
 
 
 @app.command()

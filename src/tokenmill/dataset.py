@@ -2,20 +2,20 @@
 
 A record's id is its key, sample and turn. Where an id was stored more than once, the newest counts: of the newest file,
 and in it the last line; the others are superseded. `briefs` gives all of them, newest first, so that the first one met
-counts; `records` only those that count.
+counts; `current` and `records` only those that count.
 """
 
 import heapq
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,12 +26,17 @@ from tokenmill.errors import StoreError
 from tokenmill.store import is_whole, journals, number_of, part_of, parts, place_of, plain
 
 
-class Brief(msgspec.Struct, gc=False):
-    """A record without its texts and ids: what accounts, verdicts and reports need."""
+class Identified(msgspec.Struct, gc=False):
+    """The least that is read of a record: its id."""
 
     key: str
     sample: int
     turn: int
+
+
+class Brief(Identified, gc=False):
+    """A record without its texts and ids: what accounts and verdicts need."""
+
     cohort: int
     digest: str
     settings: str
@@ -47,15 +52,8 @@ class Brief(msgspec.Struct, gc=False):
     seconds: float
 
 
-class _Id(msgspec.Struct, gc=False):
-    key: str
-    sample: int
-    turn: int
-
-
-_brief = msgspec.json.Decoder(Brief)
 _record = msgspec.json.Decoder(Record)
-_id = msgspec.json.Decoder(_Id)
+_id = msgspec.json.Decoder(Identified)
 
 BATCH = 4096
 """Rows without their texts, taken out of a part at once: 2 MB."""
@@ -65,6 +63,14 @@ FEW = 16
 
 Place = tuple[int, int, int]
 """Row, sample, turn."""
+
+Id = tuple[str, int, int]
+"""Key, sample, turn."""
+
+Kind = TypeVar("Kind", bound="Identified")
+Item = TypeVar("Item")
+Harmed = Callable[[StoreError], None]
+"""Hears of a damaged part, whose rows are then left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,31 +111,79 @@ class _Snapshot:
 def briefs(data: Path, tell: Callable[[str], None] = lambda text: None) -> Iterator[Brief]:
     """All ended records, the newest first. `tell` hears of lines that are not whole."""
     with _Snapshot(data) as files:
-        yield from _briefs(files, tell)
+        yield from _newest_first(files, Brief, tell)
 
 
-def current(data: Path) -> Iterator[Brief]:
-    """The records that count, the newest first: without those that a newer record of their id supersedes."""
+def current(data: Path, kind: type[Kind], harmed: Harmed | None = None) -> Iterator[Kind]:
+    """The records that count, the newest first: without those that a newer record of their id supersedes.
+
+    `kind` names the fields that are wanted; without `harmed` a damaged part raises StoreError.
+    """
     with _Snapshot(data) as files:
-        again = _stored_again(files)
-        for brief in _briefs(files, lambda text: None):
-            identity = (brief.key, brief.sample, brief.turn)
+        again = _stored_again(files, harmed)
+        for row in _newest_first(files, kind, lambda text: None, harmed):
+            identity = (row.key, row.sample, row.turn)
             if identity not in again:
-                yield brief
+                yield row
             elif again[identity]:
                 again[identity] = 0
-                yield brief
+                yield row
 
 
-def _briefs(files: _Snapshot, tell: Callable[[str], None]) -> Iterator[Brief]:
+def _newest_first(
+    files: _Snapshot, kind: type[Kind], tell: Callable[[str], None], harmed: Harmed | None = None
+) -> Iterator[Kind]:
+    decoder = msgspec.json.Decoder(kind)
     for journal in reversed(files.journals):
         for line, number in lines_backwards(journal.file):
             if is_whole(line):
-                yield _brief.decode(plain(line))
+                yield decoder.decode(plain(line))
             elif line.strip():
                 tell(f"{journal.path.name}:{number()}: not a whole record; its id counts as not done")
     for part in reversed(files.parts):
-        yield from _columns(part, Brief)
+        yield from _but(harmed, _columns(part, kind))
+
+
+def _but(harmed: Harmed | None, rows: Iterator[Item]) -> Iterator[Item]:
+    """A part's rows, up to where it is damaged."""
+    try:
+        yield from rows
+    except StoreError as error:
+        if harmed is None:
+            raise
+        harmed(error)
+
+
+def picked(data: Path, ids: Collection[Id], harmed: Harmed | None = None) -> dict[Id, Record]:
+    """Whole records by their ids: of each the one that counts. Only the parts of files that hold them are read."""
+    found: dict[Id, Record] = {}
+    with _Snapshot(data) as files:
+        for journal in reversed(files.journals):
+            for line, _ in lines_backwards(journal.file):
+                if is_whole(line):
+                    own = _id.decode(plain(line))
+                    identity = (own.key, own.sample, own.turn)
+                    if identity in ids and identity not in found:
+                        found[identity] = _record.decode(plain(line))
+        for part in reversed(files.parts):
+            for record in _but(harmed, _of_part(part, ids)):
+                found.setdefault((record.key, record.sample, record.turn), record)
+    return found
+
+
+def _of_part(part: Path, ids: Collection[Id]) -> Iterator[Record]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    # A part's keys are UTF-8; a journal's may hold half a surrogate pair, which Arrow refuses.
+    keys = pa.array({key for key, _, _ in ids if key.encode("utf-8", "replace").decode() == key}, pa.string())
+    with opened(part) as file:
+        for group in range(file.num_row_groups):
+            wanted = pc.is_in(file.read_row_group(group, columns=["key"]).column("key"), keys)
+            if pc.any(wanted).as_py():
+                for row in file.read_row_group(group).filter(wanted).to_pylist():
+                    if (row["key"], row["sample"], row["turn"]) in ids:
+                        yield from_row(row)
 
 
 def _columns(part: Path, kind: type[Any]) -> Iterator[Any]:
@@ -174,7 +228,7 @@ def records(data: Path) -> Iterator[Record]:
     """
     with _Snapshot(data) as files:
         again = _stored_again(files)
-        best: dict[tuple[str, int, int], tuple[tuple[int, int], Record]] = {}
+        best: dict[Id, tuple[tuple[int, int], Record]] = {}
         for age, record in _merged(files):
             identity = (record.key, record.sample, record.turn)
             if identity not in again:
@@ -186,27 +240,27 @@ def records(data: Path) -> Iterator[Record]:
                 yield best.pop(identity)[1]
 
 
-def _stored_again(files: _Snapshot) -> Counter[tuple[str, int, int]]:
+def _stored_again(files: _Snapshot, harmed: Harmed | None = None) -> Counter[Id]:
     """The ids that were stored more than once, and how often: few, if any. Eight bytes an id to find them."""
-    hashes = array("Q", (_hash(found) for found in _ids(files)))
+    hashes = array("Q", (_hash(found) for found in _ids(files, harmed)))
     values, counts = np.unique(np.array(hashes, dtype=np.uint64), return_counts=True)
     several = set(values[counts > 1].tolist())
     if not several:
         return Counter()
-    found = Counter((own.key, own.sample, own.turn) for own in _ids(files) if _hash(own) in several)
+    found = Counter((own.key, own.sample, own.turn) for own in _ids(files, harmed) if _hash(own) in several)
     return Counter({identity: count for identity, count in found.items() if count > 1})
 
 
-def _ids(files: _Snapshot) -> Iterator[_Id]:
+def _ids(files: _Snapshot, harmed: Harmed | None) -> Iterator[Identified]:
     for part in files.parts:
-        yield from _columns(part, _Id)
+        yield from _but(harmed, _columns(part, Identified))
     for journal in files.journals:
         for line in _lines(journal.file):
             if is_whole(line):
                 yield _id.decode(plain(line))
 
 
-def _hash(own: _Id) -> int:
+def _hash(own: Identified) -> int:
     return int(xxhash.xxh3_64_intdigest(f"{own.key}\0{own.sample}\0{own.turn}".encode("utf-8", "surrogatepass")))
 
 

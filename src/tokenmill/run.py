@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import tomli_w
 
-from tokenmill import report
+from tokenmill import environment, report
 from tokenmill.backup import keeper
 from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
 from tokenmill.doctor import preflight
 from tokenmill.errors import GateError, StoreError, TokenmillError, UsageError
-from tokenmill.events import EventLog
+from tokenmill.events import EventLog, from_thread
 from tokenmill.explain import explain
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.leftovers import end, survivors, sweep
@@ -140,6 +140,7 @@ async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
     """From the accounts to the report; returns 0 or 130."""
     config, folder, log, progress = desk.config, desk.folder, desk.log, desk.progress
     accounts = await resume(config, folder, log)
+    await environment.note(config, folder, accounts.row.engine_version)
     progress.ledger = accounts.ledger
     store = Store(folder.data, config.output.segment, lambda text, level: log.say("store", text, level))
     progress.store = store
@@ -165,7 +166,7 @@ async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
     if trouble is None and not finished and not desk.interrupts.count:
         trouble = _prompts_gone(config, accounts)
     progress.state = "failed" if trouble else "done" if finished else "stopped"
-    await _report(desk, accounts, trouble)
+    await _report(desk, accounts, trouble, order.command)
     if trouble is not None:
         raise trouble
     counts = accounts.ledger.counts()
@@ -174,11 +175,13 @@ async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
     return DONE if finished else INTERRUPTED
 
 
-async def _report(desk: Desk, accounts: Accounts, trouble: TokenmillError | None) -> None:
+async def _report(desk: Desk, accounts: Accounts, trouble: TokenmillError | None, command: str) -> None:
     """A report that cannot be written is a pity, no more: the records are safe, and it can be written anew."""
     folder, total = desk.folder, accounts.ledger.counts().total
+    ending = report.Ending(desk.progress.state, total, str(trouble or ""), command)
+    told = from_thread(lambda text: desk.log.say("report", text))
     try:
-        await asyncio.to_thread(report.write, folder, accounts.rules, total, str(trouble or ""))
+        await asyncio.to_thread(report.write, folder, ending, told)
     except StoreError as error:
         desk.log.say("report", str(error), "warn", f"tokenmill report {folder.path}")
 

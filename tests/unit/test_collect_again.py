@@ -122,7 +122,7 @@ def test_totals_add_up_while_rows_are_made_anew_and_are_the_same_after_a_restart
     assert sorted(record.row for record in records) == list(range(ROWS))
     briefs = list(dataset.briefs(folder.data))
     assert len(briefs) > ROWS
-    current = list(dataset.current(folder.data))
+    current = list(dataset.current(folder.data, dataset.Brief))
     assert sorted((brief.key, brief.labels) for brief in current) == sorted((r.key, list(r.labels)) for r in records)
     rejected = sum(bool({"repetition", "empty"} & set(record.labels)) for record in records)
     counts = accounts.ledger.counts()

@@ -33,7 +33,7 @@ SIGN_S = 1.0
 MOST_PIECES = 32
 """Of a file: a long one that grows slowly would else be a thousand small files, of 50 ms each on an object store."""
 
-SMALL = ("config.toml", "data/settings.jsonl", "report.html", "report.json")
+SMALL = ("config.toml", "environment.jsonl", "data/settings.jsonl", "report.html", "report.json")
 """Files that are copied whole when they have changed. The settings follow the records made with them."""
 
 
