@@ -85,10 +85,12 @@ def doctor(config: ConfigFile, setting: Set = None, as_json: AsJson = False, ski
     from tokenmill.doctor import examine, shown
     from tokenmill.folder import RunFolder
     from tokenmill.leftovers import survivors
+    from tokenmill.steps import shown as shown_steps
 
     loaded = _load(config, setting)
     folder = RunFolder(loaded.folder)
-    findings = examine(Context(loaded, folder, survivors(folder)), tuple(skip or ()))
+    with shown_steps() as tell:
+        findings = examine(Context(loaded, folder, survivors(folder)), tuple(skip or ()), tell=tell)
     levels = Counter(finding.level for finding in findings)
     if as_json:
         _print_json(
@@ -221,9 +223,11 @@ def stage(
 ) -> None:
     """Bring the model near, as `run` would; prints where it is."""
     from tokenmill.stage import command
+    from tokenmill.steps import shown
 
-    for line in command(_load(config, setting) if config else None, _say, wait=wait, show=show, remove=remove):
-        typer.echo(line)
+    with shown() as tell:
+        for line in command(_load(config, setting) if config else None, tell, wait=wait, show=show, remove=remove):
+            typer.echo(line)
 
 
 @app.command()
@@ -240,8 +244,10 @@ def inspect(
     """Is this dataset worth training on? Exit code 5 where it is not."""
     from tokenmill.inspecting.page import shown
     from tokenmill.inspection import inspect_any
+    from tokenmill.steps import shown as shown_steps
 
-    found = inspect_any(data, model, _say)
+    with shown_steps() as tell:
+        found = inspect_any(data, model, tell)
     if as_json:
         _print_json(found)
     else:

@@ -22,7 +22,7 @@ from tokenmill.core.records import Record
 from tokenmill.dataset import Brief
 from tokenmill.errors import StoreError
 from tokenmill.folder import RunFolder, write_aside
-from tokenmill.view import duration
+from tokenmill.plain import duration
 
 EXAMPLE_CHARS = 2000
 EXAMPLES, EXAMPLES_FROM = 3, 1000

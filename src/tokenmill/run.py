@@ -19,19 +19,18 @@ from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
 from tokenmill.doctor import preflight
 from tokenmill.errors import GateError, StoreError, TokenmillError, UsageError
-from tokenmill.events import EventLog
+from tokenmill.events import EventLog, from_thread
 from tokenmill.explain import explain
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.leftovers import end, survivors, sweep
 from tokenmill.node import LocalNode
-from tokenmill.progress import Progress
+from tokenmill.progress import STATUS_S, Progress, published
 from tokenmill.resume import Accounts, resume
+from tokenmill.steps import Told
 from tokenmill.store import Store
 from tokenmill.view import View
 
 DONE, INTERRUPTED = 0, 130
-STATUS_S = 1.0
-"""How often status.json and the view are renewed."""
 
 
 class Interrupts:
@@ -101,6 +100,7 @@ class Desk:
     log: EventLog
     progress: Progress
     interrupts: Interrupts
+    told: Told
 
 
 async def run(order: Order, view: View) -> int:
@@ -108,7 +108,8 @@ async def run(order: Order, view: View) -> int:
     folder = RunFolder(order.config.folder)
     with folder.own("run"):
         log, progress = EventLog(folder.events, view.event), Progress(folder, view)
-        desk = Desk(order.config, folder, log, progress, Interrupts(order.config, log, progress))
+        told = progress.told = Told(from_thread(lambda text: log.say("stage", text)))
+        desk = Desk(order.config, folder, log, progress, Interrupts(order.config, log, progress), told)
         with _signals(desk.interrupts, view, log):
             try:
                 return await _run(desk, order)
@@ -126,17 +127,18 @@ async def _run(desk: Desk, order: Order) -> int:
     config, folder, log, progress = desk.config, desk.folder, desk.log, desk.progress
     sweep(folder)
     living = survivors(folder)
-    await preflight(config, folder, living, log, order.skip)
-    folder.write_config(tomli_w.dumps(shown(config)))
-    async with keeper.kept(config, folder, log, progress):
-        return await _produce(desk, order, living)
+    async with published(progress):
+        await preflight(config, folder, living, log, order.skip, desk.told)
+        folder.write_config(tomli_w.dumps(shown(config)))
+        async with keeper.kept(config, folder, log, progress):
+            return await _produce(desk, order, living)
 
 
 async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
     """From the accounts to the report; returns 0 or 130."""
     config, folder, log, progress = desk.config, desk.folder, desk.log, desk.progress
-    accounts = await resume(config, folder, log)
-    progress.ledger = accounts.ledger
+    accounts = await resume(config, folder, log, desk.told)
+    progress.ledger, progress.gate = accounts.ledger, accounts.gate
     store = Store(folder.data, config.output.segment, lambda text, level: log.say("store", text, level))
     collector = Collector(accounts, store, folder, log, patience_s=order.patience_s)
     trouble: TokenmillError | None = None
@@ -154,7 +156,7 @@ async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
         finished = accounts.ledger.counts().pending == 0
         progress.state = "sealing" if finished else "stopping"
         progress.publish()
-        await store.close(seal=finished)
+        await store.close(seal=finished, tell=desk.told)
     collector.check_cohorts()  # the last cohort's size is known by now
     trouble = trouble or collector.failure or await _gate_error(collector, accounts, desk, order.command)
     if trouble is None and not finished and not desk.interrupts.count:
@@ -219,7 +221,6 @@ async def _watch(node: LocalNode, progress: Progress) -> None:
         if status.in_flight and progress.state == "starting":
             progress.state = "generating"
         progress.look(status)
-        progress.publish()
         await asyncio.sleep(STATUS_S)
 
 

@@ -141,6 +141,7 @@ class Supervisor:
             last_error=str(server.failure) if server.failure and server.state not in core.SERVING else "",
             eta_s=self._eta_s(),
             doing=self._life.doing if self._life is not None and server.state in core.LIVE else "",
+            last_problem=str(server.failure or ""),
         )
 
     def _eta_s(self) -> float | None:

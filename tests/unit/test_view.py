@@ -8,11 +8,12 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from tokenmill import view
+from tokenmill import plain, screen, streams, view
 from tokenmill.core.server import State
 from tokenmill.core.status import Finding, PromptCounts, RunStatus, ServerStatus
 from tokenmill.events import Event
-from tokenmill.view import SafeStream, View
+from tokenmill.streams import SafeStream
+from tokenmill.view import View
 
 
 def server(index: int = 0, state: str = "ready", **fields: object) -> ServerStatus:
@@ -45,12 +46,12 @@ STATUS = RunStatus(
 )
 
 
-def drawn(status: RunStatus, width: int) -> str:
-    out = Console(file=io.StringIO(), width=width, force_terminal=False)
-    out.print(view.table(status, width))
-    text = out.file.getvalue()  # type: ignore[attr-defined]
-    assert max(map(len, text.splitlines())) <= width
-    return str(text)
+def drawn(status: RunStatus, width: int, height: int = 24, events: tuple[Event, ...] = ()) -> str:
+    """The screen's text; every line fits."""
+    lines = screen.screen(status, events, width, height)
+    assert len(lines) <= height
+    assert max(line.cell_len for line in lines) <= width
+    return "\n".join(line.plain for line in lines)
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ def test_every_state_is_drawn(state: State) -> None:
     ],
 )
 def test_times_are_said_as_people_say_them(seconds: float | None, words: str) -> None:
-    assert view.duration(seconds) == words
+    assert plain.duration(seconds) == words
 
 
 # -- a stream that breaks ----------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def test_a_real_pipe_without_a_reader_is_dropped() -> None:
 
 def test_a_lost_terminal_leaves_the_log(tmp_path: Path) -> None:
     stream = io.StringIO()
-    shown = View(tmp_path / "run.log", view.console(stream))
+    shown = View(tmp_path / "run.log", streams.console(stream))
     shown.say("before")
     shown.detach()
     shown.say("after")
@@ -190,14 +191,14 @@ def test_a_lost_terminal_leaves_the_log(tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
-    View(tmp_path / "none" / "run.log", view.console(io.StringIO())).say("text \ud835 🙂")
-    View(tmp_path / "run.log", view.console(io.StringIO())).say("text \ud835 🙂")
+    View(tmp_path / "none" / "run.log", streams.console(io.StringIO())).say("text \ud835 🙂")
+    View(tmp_path / "run.log", streams.console(io.StringIO())).say("text \ud835 🙂")
     assert "🙂" in (tmp_path / "run.log").read_text()
 
 
 # -- events and lines --------------------------------------------------------------------------------------------------
 def test_an_event_is_shown_with_its_lines_and_its_fix(tmp_path: Path) -> None:
-    shown = View(tmp_path / "run.log", view.console(io.StringIO()))
+    shown = View(tmp_path / "run.log", streams.console(io.StringIO()))
     shown.event(Event(0.0, "server", "it died", "3", "warn", "df -h", ("last words", "[more]")))
     shown.event(Event(0.0, "state", "starting → ready", "3"))
     lines = [line.split(" ", 2)[2] for line in (tmp_path / "run.log").read_text().splitlines()]
@@ -206,7 +207,7 @@ def test_an_event_is_shown_with_its_lines_and_its_fix(tmp_path: Path) -> None:
 
 def test_a_pipe_gets_whole_lines_now_and_then() -> None:
     stream = io.StringIO()
-    with View(None, view.console(stream)) as shown:
+    with View(None, streams.console(stream)) as shown:
         shown.say("word " * 100)
         for _ in range(5):
             shown.show(STATUS)
@@ -223,7 +224,7 @@ def test_without_a_terminal_servers_that_start_are_told_by_their_changes() -> No
         server(0, "canary", phase="canary", percent=100.0, capacity=0),
         server(0, "backoff", capacity=0),
     ]
-    with View(None, view.console(stream), starting=True) as shown:
+    with View(None, streams.console(stream), starting=True) as shown:
         for row in starting:
             shown.show(RunStatus("r", "starting", PromptCounts(), (row,), 0.0, None, None))
     lines = [line.split(" ", 1)[1] for line in stream.getvalue().splitlines()]
