@@ -7,7 +7,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from tokenmill import cli_export
+from tokenmill import cli_events, cli_export
 from tokenmill.errors import TokenmillError
 
 app = typer.Typer(
@@ -255,6 +255,7 @@ def inspect(
     raise typer.Exit(5 if found.verdict == "fail" else 0)
 
 
+app.command()(cli_events.events)
 app.command()(cli_export.export)
 app.command("vocab-map")(cli_export.vocab_map)
 
@@ -355,9 +356,11 @@ def main() -> None:
     except typer.Exit as leave:
         code = leave.exit_code
     except TokenmillError as error:
-        _say(f"tokenmill: {error}")
+        from tokenmill.plain import harmless  # an engine's words are in it
+
+        _say(f"tokenmill: {harmless(str(error), lines=True)}")
         if error.fix:
-            _say(f"  fix: {error.fix}")
+            _say(f"  fix: {harmless(error.fix)}")
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130

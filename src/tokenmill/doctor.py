@@ -18,6 +18,7 @@ from tokenmill.checks.draft import check_draft
 from tokenmill.checks.engine import check_engine
 from tokenmill.checks.gpus import check_gpus
 from tokenmill.checks.model import check_model
+from tokenmill.checks.notify import check_notify
 from tokenmill.checks.output import check_output
 from tokenmill.checks.places import check_places
 from tokenmill.checks.ports import check_ports
@@ -40,6 +41,7 @@ CHECKS: dict[str, Check] = {
     "engine": check_engine,
     "gpus": check_gpus,
     "ports": check_ports,
+    "notify": check_notify,
     "capacity": check_capacity,
     "prompts": check_prompts,  # last: it loads a tokenizer
 }

@@ -8,6 +8,9 @@ from typing import BinaryIO
 
 import msgspec
 
+QUIET_KINDS = frozenset({"state"})
+"""Events that repeat, for programs, what a screen shows or another event tells in words."""
+
 BLOCK = 1 << 16
 """Bytes read at once from the end backwards: two hundred events."""
 
@@ -94,7 +97,12 @@ def read(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
 
 
 def last(
-    path: Path, count: int, end: int | None = None, *, wanted: Callable[[Event], bool] = lambda event: True
+    path: Path,
+    count: int | None,
+    end: int | None = None,
+    *,
+    since: float = 0.0,
+    wanted: Callable[[Event], bool] = lambda event: True,
 ) -> list[Event]:
     """The last `count` events before byte `end` that are wanted, oldest first. Reads from the end, as far as needed."""
     found: list[Event] = []
@@ -103,10 +111,10 @@ def last(
             event = _decode.decode(line)
         except msgspec.DecodeError:
             continue
+        if event.t < since or len(found) == count:
+            break
         if wanted(event):
             found.append(event)
-            if len(found) == count:
-                break
     return found[::-1]
 
 

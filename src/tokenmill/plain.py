@@ -29,6 +29,11 @@ def harmless(text: str, *, lines: bool = False) -> str:
     return _CONTROLS.sub(shown, _ESCAPES.sub("", text.replace("\r\n", "\n")))
 
 
+def escaped(json: str) -> str:
+    """A JSON text in which no character is one that a terminal obeys: JSON's own escapes stand for them."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", json)
+
+
 def duration(seconds: float | None) -> str:
     """Seconds as people say them: 42 s, 5 min, 3 h 20 min, 4 d 2 h."""
     if seconds is None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from tokenmill.core.eta import Eta
 from tokenmill.core.gate import Gate
-from tokenmill.core.status import NodeStatus, PromptCounts, RunStatus
+from tokenmill.core.status import NodeStatus, PromptCounts, RunStatus, ServerStatus
 from tokenmill.events import now
 from tokenmill.folder import RunFolder
 from tokenmill.ledger import Ledger
@@ -42,6 +42,10 @@ class Progress:
     @property
     def in_flight(self) -> int:
         return self._node.in_flight if self._node else 0
+
+    @property
+    def servers(self) -> tuple[ServerStatus, ...]:
+        return self._node.servers if self._node else ()
 
     def look(self, node: NodeStatus) -> None:
         """Takes in a node's status, about once a second."""

@@ -24,6 +24,7 @@ from tokenmill.explain import explain
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.leftovers import end, survivors, sweep
 from tokenmill.node import LocalNode
+from tokenmill.notify import notifying
 from tokenmill.progress import STATUS_S, Progress, published
 from tokenmill.resume import Accounts, resume
 from tokenmill.steps import Told
@@ -112,7 +113,8 @@ async def run(order: Order, view: View) -> int:
         desk = Desk(order.config, folder, log, progress, Interrupts(order.config, log, progress), told)
         with _signals(desk.interrupts, view, log):
             try:
-                return await _run(desk, order)
+                async with notifying(order.config, folder, log, progress) as notifier:
+                    return await notifier.of(_run(desk, order), progress)
             except TokenmillError as error:
                 progress.state, progress.message = "failed", str(error)
                 if left := survivors(folder):

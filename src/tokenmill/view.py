@@ -17,7 +17,7 @@ from rich.text import Text
 
 from tokenmill.core.server import SERVING
 from tokenmill.core.status import RunStatus, ServerStatus
-from tokenmill.events import Event, now
+from tokenmill.events import QUIET_KINDS, Event, now
 from tokenmill.plain import duration, harmless
 from tokenmill.screen import screen, sentence, server_name, start_of, to_go
 from tokenmill.steps import step_words
@@ -33,9 +33,6 @@ APART_S = 0.2
 
 TOLD = frozenset({"pending", "ready", "backoff", "failed", "quarantined"})
 """States that an event tells with more words, or that nothing is to be told of."""
-
-QUIET_KINDS = frozenset({"state"})
-"""Events that the screen shows anyway."""
 
 
 class View:
