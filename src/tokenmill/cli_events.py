@@ -39,9 +39,7 @@ def events(
         Path | None,
         typer.Argument(metavar="[RUN]", help="A run folder, such as runs/NAME, or its config; default: the one here."),
     ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the run ends.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
     level: Annotated[
         str,
         typer.Option(

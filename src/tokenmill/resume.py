@@ -48,7 +48,7 @@ async def resume(config: Config, folder: RunFolder, log: EventLog, told: Tell) -
     if index.duplicate_count:
         more = index.duplicate_count - len(index.duplicates)
         words = "; ".join(index.duplicates) + (f"; and {more:,} more" if more else "")
-        log.say("prompts", f"{index.duplicate_count:,} rows repeat an id: {words}", "warn")
+        log.say("prompts", f"{index.duplicate_count:,} rows repeat an id, and are called id~2, id~3 …: {words}", "warn")
     rules, gate = rules_of(config), Gate(limits_of(config))
     part, _, of = config.prompts.shard.partition("/")
     ledger = Ledger(index, config.generation.samples, (int(part), int(of)))
@@ -73,4 +73,6 @@ def _guard_prompts(found: Found, log: EventLog) -> None:
             fix="bring the old prompt file back, or begin a new run: another name in the config",
         )
     if found.strangers:
-        log.say("store", f"{found.strangers:,} records belong to prompts not asked for now; they are kept", "warn")
+        log.say(
+            "store", f"{found.strangers:,} records belong to prompts that are not asked for now; they are kept", "warn"
+        )

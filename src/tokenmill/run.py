@@ -53,7 +53,7 @@ class Interrupts:
             self._hasten(number)
             return
         if self.stop is None:
-            self._log.say("run", f"{number.name}: ends before generation", "warn")
+            self._log.say("run", f"{number.name}: the run ends before generation has begun", "warn")
             if self.count > 1:
                 os._exit(INTERRUPTED)  # nothing that this process started runs yet
             return

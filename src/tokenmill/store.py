@@ -266,7 +266,7 @@ class Store:
                     pass_fds=(file.fileno(),),
                 )
         except OSError as error:
-            self._tell(f"{journal.name} could not be sealed and stays as it is: {error.strerror}", "warn")
+            self._tell(f"{journal.name} could not be sealed and stays as it is, whole: {error.strerror}", "warn")
             return
         try:
             _, errors = await process.communicate()
@@ -276,7 +276,7 @@ class Store:
             raise
         if process.returncode != 0:
             words = errors.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no word why"]
-            self._tell(f"{journal.name} could not be sealed and stays as it is: {words[0]}", "warn")
+            self._tell(f"{journal.name} could not be sealed and stays as it is, whole: {words[0]}", "warn")
 
     async def close(self, *, seal: bool, tell: Tell = lambda text: None) -> None:
         """Syncs and closes; with `seal`, what is left in journals becomes Parquet."""
