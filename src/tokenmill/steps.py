@@ -78,13 +78,15 @@ class Meter:
         total: int = 0,
         unit: str = "bytes",
         start: int = 0,
+        every_s: float = EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tell, self._what, self._total, self._unit, self._clock = tell, what, total, unit, clock
         self._show = tell.show if isinstance(tell, Told) else None
         began = clock()
         self._seen: deque[tuple[float, int]] = deque([(began, start)])
-        self._looked, self._due = began - LOOK_S, began + AFTER_S
+        self._every_s = every_s
+        self._looked, self._due = began - LOOK_S, began + min(AFTER_S, every_s)
 
     def __enter__(self) -> "Meter":
         return self
@@ -112,7 +114,7 @@ class Meter:
         if self._show is not None:
             self._show(step)
         else:
-            self._due = moment + EVERY_S
+            self._due = moment + self._every_s
             self._tell(step_words(step))
 
 

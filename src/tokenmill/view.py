@@ -50,9 +50,9 @@ class View:
         self._shown_at = 0.0
         self._last: RunStatus | None = None
         self._events: deque[Event] = deque(maxlen=KEPT)
+        self._new = 0
         self._detached = False
         self._starting = starting
-        self._began = now()
 
     def __enter__(self) -> "View":
         if live(self._out):
@@ -64,9 +64,8 @@ class View:
 
     def __exit__(self, *_: object) -> None:
         if self._leave_screen():
-            for event in self._events:
-                if event.t >= self._began:
-                    self._print_event(event)
+            for event in list(self._events)[-self._new or KEPT :]:
+                self._print_event(event)
 
     def _leave_screen(self) -> bool:
         """Whether it had the screen."""
@@ -92,6 +91,7 @@ class View:
         for text, _ in _lines(event):
             self._write_log(text)
         self._events.append(event)
+        self._new += 1
         if self._live is not None:
             self._draw(soon=True)
         elif not self._detached:
@@ -134,10 +134,8 @@ class View:
             self._print(text, style, event.t)
 
     def _print(self, text: str, style: str = "", at: float | None = None) -> None:
-        # A pipe has no width: whoever reads it wants whole lines.
-        whole = not self._out.is_terminal
         clock = time.strftime("%H:%M:%S", time.localtime(at))
-        self._out.print(Text(f"{clock} {text}", style=style), soft_wrap=whole)
+        self._out.print(Text(f"{clock} {text}", style=style), soft_wrap=True)
 
     def _write_log(self, text: str) -> None:
         if self._log is None:

@@ -32,6 +32,10 @@ EARLY_LOW, EARLY_HIGH = 0.5, 1.0
 """Shares of what is in flight by which the answers so far may be too few or too many: (CV² - 1) / 2 of the lengths,
 from equal ones to a deviation of 1.7 times the mean. Reasoning models: 0.8 to 1.5."""
 
+TAIL = 5.0
+"""The longest answer, in mean ones, which the last to begin may be: max_tokens 8192 against a mean of 1,600. By
+Little's law, a mean one takes as long as a full fleet takes for as many as are in flight."""
+
 LEAST_RATE = 0.2
 """Of the mean: where the rate might be lower than that, there is no upper end worth telling."""
 
@@ -63,6 +67,7 @@ class Eta:
     def __init__(self) -> None:
         self._looks: deque[tuple[float, int]] = deque()
         self._first = 0
+        self._most = 0
         self._gap_s = 0.5
 
     def note(self, now: float, done: int) -> None:
@@ -93,7 +98,8 @@ class Eta:
         most = mean * (1 + spread + EARLY_LOW * early)
         least = mean * (1 - spread - EARLY_HIGH * early)
         low = max(0.0, pending - in_flight / 2) / most
-        high = (pending + in_flight) / least if least >= LEAST_RATE * mean else None
+        self._most = max(self._most, in_flight)
+        high = pending / least + TAIL * self._most / mean if least >= LEAST_RATE * mean else None
         return Estimate(pending / mean, low, high)
 
     def _stretch(self) -> list[tuple[float, int]]:

@@ -32,7 +32,7 @@ def follow(
     """Returns once the model is whole; raises PreflightError where nothing comes any more, StoppedError."""
     problems, before = _problems(source), arrived(source)
     waited, quiet_since = False, time.monotonic()
-    meter = Meter(tell, "waiting:", start=before)
+    meter = Meter(tell, "waiting:", start=before, every_s=5 * look_s)
     while True:
         time.sleep(look_s)
         if halted():
