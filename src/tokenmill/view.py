@@ -64,7 +64,8 @@ class View:
 
     def __exit__(self, *_: object) -> None:
         if self._leave_screen():
-            for event in list(self._events)[-self._new or KEPT :]:
+            events = list(self._events)
+            for event in events[max(len(events) - self._new, 0) :]:
                 self._print_event(event)
 
     def _leave_screen(self) -> bool:

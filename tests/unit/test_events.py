@@ -8,7 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tokenmill import cli
+from tokenmill.errors import UsageError
 from tokenmill.events import BLOCK, Event, EventLog, last, read
 from tokenmill.folder import RunFolder
 
@@ -23,11 +26,11 @@ def made(path: Path, *events: Event) -> RunFolder:
     return folder
 
 
-def tokenmill(*words: object, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "tokenmill", *map(str, words)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=50, check=False, env={**os.environ, **(env or {})}
-    )
+def shown(folder: RunFolder, *words: str) -> str:
+    """What `tokenmill events` prints; raises the error that it would end with."""
+    line = ["events", str(folder.path), *words]
+    done = CliRunner().invoke(cli.app, line, catch_exceptions=False, standalone_mode=False)
+    return done.stdout
 
 
 def test_the_last_events_are_those_of_a_plain_reading(tmp_path: Path) -> None:
@@ -74,33 +77,33 @@ def test_filters_and_plain_words(tmp_path: Path) -> None:
         Event(now - 40, "server", "it died\033[31m of \u202eX", "3", "warn", "dmesg", ("last words \x07",)),
         Event(now - 30, "launch", "started as pid 2", "13"),
     )
-    texts = [line.split(" ", 2)[2] for line in tokenmill("events", folder.path).stdout.splitlines() if line[0] == "2"]
+    texts = [line.split(" ", 2)[2] for line in shown(folder).splitlines() if line[0] == "2"]
     assert texts == [
         "ERROR: long ago",
         "server 3: started as pid 1",
         "WARN: server 3: it died of �X",
         "server 13: started as pid 2",
     ]
-    said = tokenmill("events", folder.path, "--level", "warn", "--since", "1h").stdout
+    said = shown(folder, "--level", "warn", "--since", "1h")
     assert [line.partition(" WARN")[1] or line for line in said.splitlines()] == [
         " WARN",
         "    last words �",
         "    fix: dmesg",
     ]
-    found = [json.loads(line) for line in tokenmill("events", folder.path, "--server", 3, "--json").stdout.splitlines()]
+    found = [json.loads(line) for line in shown(folder, "--server", "3", "--json").splitlines()]
     assert [one["kind"] for one in found] == ["state", "launch", "server"]
     assert found[2]["text"] == "it died\033[31m of \u202eX"
-    assert "\u202e" not in tokenmill("events", folder.path, "--json").stdout
-    assert len(tokenmill("events", folder.path, "-n", 1).stdout.splitlines()) == 1
+    assert "\u202e" not in shown(folder, "--json")
+    assert len(shown(folder, "-n", "1").splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("words", "told"), [(("--level", "loud"), "one of info, warn, error"), (("--since", "yesterday"), "--since 2h")]
 )
 def test_wrong_words_are_usage_errors(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
-    done = tokenmill("events", made(tmp_path).path, *words)
-    assert done.returncode == 2
-    assert told in done.stderr
+    with pytest.raises(UsageError) as caught:
+        shown(made(tmp_path), *words)
+    assert told in caught.value.fix
 
 
 def test_following_ends_with_the_run(tmp_path: Path) -> None:
