@@ -11,15 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
-
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Column
-from rich.text import Text
+from typing import TYPE_CHECKING, TypeVar
 
 from tokenmill.core.status import Step
 from tokenmill.plain import duration, gigabytes, harmless, speed
-from tokenmill.streams import console, live
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Tell = Callable[[str], None]
 
@@ -54,7 +52,7 @@ class Told:
 class _Barred(Told):
     """With a bar below what is said."""
 
-    def __init__(self, say: Tell, bars: Progress) -> None:
+    def __init__(self, say: Tell, bars: "Progress") -> None:
         super().__init__(say)
         self._bars = bars
         self._bar = bars.add_task("", visible=False)
@@ -153,6 +151,12 @@ def step_words(step: Step) -> str:
 @contextmanager
 def shown() -> Iterator[Tell]:
     """For a command's scope: sentences and steps on stderr. A bar goes when its step ends; sentences stay."""
+    from rich.progress import BarColumn, Progress, TextColumn  # here: a sealing process has no use for them
+    from rich.table import Column
+    from rich.text import Text
+
+    from tokenmill.streams import console, live
+
     out = console()
     if not live(out):
         yield lambda text: out.print(Text(harmless(text, lines=True)), soft_wrap=True)
