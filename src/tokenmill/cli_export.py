@@ -41,6 +41,7 @@ def export(
     from tokenmill.config import rules_of
     from tokenmill.configfile import load
     from tokenmill.servers import folder_of
+    from tokenmill.steps import shown
 
     choice = steps.chosen(
         drop=drop,
@@ -53,16 +54,17 @@ def export(
     )
     folder = folder_of(run_path)
     config = load(folder.config)
-    rows = steps.export(
-        folder,
-        form,
-        out,
-        rules_of(config),
-        samples=config.generation.samples,
-        choice=choice,
-        model=Path(config.model.path) if config.model.path else None,
-        tell=_say,
-    )
+    with shown() as tell:
+        rows = steps.export(
+            folder,
+            form,
+            out,
+            rules_of(config),
+            samples=config.generation.samples,
+            choice=choice,
+            model=Path(config.model.path) if config.model.path else None,
+            tell=tell,
+        )
     typer.echo(f"{rows:,} rows in {out}")
 
 
@@ -89,7 +91,3 @@ def vocab_map(
         raise UsageError(f"{config.model.path!r} does not say how many ids it has", fix="--vocabulary N")
     for line in vocabmap.write(folder, out, rules_of(config), size=size, vocabulary=known):
         typer.echo(line)
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)

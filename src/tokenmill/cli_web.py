@@ -1,9 +1,10 @@
 """The commands that show a run to others: parse, then import; nothing else. cli.py registers them."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from tokenmill.cli_parts import RunPath, loop
 
 MetricsPort = Annotated[
     int | None,
@@ -12,10 +13,7 @@ MetricsPort = Annotated[
 
 
 def serve(
-    run_path: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RUN]", help="A run folder, such as runs/NAME, or its config; default: the one here."),
-    ] = None,
+    run_path: RunPath = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8800,
     address: Annotated[str, typer.Option(help="Any other than loopback needs a token.")] = "127.0.0.1",
     token: Annotated[
@@ -26,10 +24,8 @@ def serve(
     ] = "",
 ) -> None:
     """Show a run, live or ended, as a page that can change nothing; and /metrics for Prometheus. Until Ctrl-C."""
-    import uvloop
-
     from tokenmill.servers import folder_of
     from tokenmill.web.app import serve as page
 
     folder = folder_of(run_path)
-    uvloop.run(page(folder, address, port, token, lambda where: typer.echo(f"{folder.path} is shown at {where}")))
+    loop(page(folder, address, port, token, lambda where: typer.echo(f"{folder.path} is shown at {where}")))

@@ -95,7 +95,9 @@ class Collector:
         if self._unusable:
             counts = ", ".join(f"{label} {count:,}" for label, count in self._unusable.most_common())
             self._log.say(
-                "prompts", f"prompts that could not be used: {counts}; the first: {self._first_unusable}", "warn"
+                "prompts",
+                f"prompts that could not be used, stored as failed: {counts}; the first: {self._first_unusable}",
+                "warn",
             )
 
     async def _try_to_hand_out(self, node: Node, count: int) -> None:
@@ -188,7 +190,8 @@ class Collector:
         """Takes note of an alarm; the first that stops is the run's."""
         if alarm is None:
             return
-        self._log.say("gate", f"gate: {alarm}", "error" if alarm.stops else "warn")
+        then = "the run stops" if alarm.stops else 'the run goes on, by gate.later = "warn"'
+        self._log.say("gate", f"gate: {alarm}; {then}", "error" if alarm.stops else "warn")
         if alarm.stops and self.alarm is None:
             self.alarm = alarm
 

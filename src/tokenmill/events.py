@@ -8,6 +8,12 @@ from typing import BinaryIO
 
 import msgspec
 
+QUIET_KINDS = frozenset({"state"})
+"""Events that repeat, for programs, what a screen shows or another event tells in words."""
+
+BLOCK = 1 << 16
+"""Bytes read at once from the end backwards: two hundred events."""
+
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """`t` is Unix time; `kind` a word to filter by; `text` a plain sentence; `server` its name where one is meant."""
@@ -88,3 +94,48 @@ def read(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
                 yield _decode.decode(line), start
             except msgspec.DecodeError:
                 continue
+
+
+def last(
+    path: Path,
+    count: int | None,
+    end: int | None = None,
+    *,
+    since: float = 0.0,
+    wanted: Callable[[Event], bool] = lambda event: True,
+) -> list[Event]:
+    """The last `count` events before byte `end` that are wanted, oldest first. Reads from the end, as far as needed."""
+    found: list[Event] = []
+    for line in _lines_backwards(path, end):
+        try:
+            event = _decode.decode(line)
+        except msgspec.DecodeError:
+            continue
+        if event.t < since or len(found) == count:
+            break
+        if wanted(event):
+            found.append(event)
+    return found[::-1]
+
+
+def _lines_backwards(path: Path, end: int | None) -> Iterator[bytes]:
+    """Whole lines, the last one first. A line without an end is still being written."""
+    try:
+        data = path.open("rb")
+    except OSError:
+        return
+    with data:
+        at = data.seek(0, 2) if end is None else end
+        rest, whole = b"", False
+        while at > 0:
+            size = min(BLOCK, at)
+            at -= size
+            data.seek(at)
+            first, *lines = (data.read(size) + rest).split(b"\n")
+            rest = first
+            for line in reversed(lines):
+                if whole and line:
+                    yield line
+                whole = True
+        if rest and whole:
+            yield rest

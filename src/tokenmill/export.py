@@ -5,8 +5,7 @@ written aside, re-read and counted, synced, renamed.
 import os
 import shutil
 import socket
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import get_args
@@ -21,15 +20,11 @@ from tokenmill.errors import StoreError, UsageError
 from tokenmill.folder import RunFolder
 from tokenmill.formats.base import CUT, SPLITS, Format, Split
 from tokenmill.sieve import GROUPS, Choice, Sieve, Tally, split_of
+from tokenmill.steps import Tell, counted
 from tokenmill.store import sync_folder
-
-TELL_EVERY_S = 10.0
-"""Between two lines of progress: 900,000 rows take minutes."""
 
 MANY = 100_000
 """Rows whose reading back takes so long that it is told."""
-
-Tell = Callable[[str], None]
 
 ALL = Choice()
 """All accepted records, as they are."""
@@ -94,8 +89,8 @@ def export(
         _clear(out)
         aside.mkdir(parents=True)
         if choice.caps:
-            sieve.survey(_told(dataset.records(folder.data), tell, "looked at"))
-        rows = _write(sieve, tally, _told(dataset.records(folder.data), tell, "read"), aside)
+            sieve.survey(counted(dataset.records(folder.data), tell, "looked at"))
+        rows = _write(sieve, tally, counted(dataset.records(folder.data), tell, "read"), aside)
         tally.gate(sieve)
         if tally.rows >= MANY:
             tell(f"{tally.rows:,} rows written, to be read back")
@@ -167,15 +162,6 @@ class _Spool:
         """All of them, in the order they came."""
         self._file.seek(0)
         yield from map(msgspec.json.Decoder(Record).decode, self._file)
-
-
-def _told(records: Iterable[Record], tell: Tell, done: str) -> Iterator[Record]:
-    last = time.monotonic()
-    for number, record in enumerate(records):
-        if number % 256 == 0 and time.monotonic() - last >= TELL_EVERY_S:
-            last = time.monotonic()
-            tell(f"{number:,} records {done}")
-        yield record
 
 
 def _clear(out: Path) -> None:

@@ -23,9 +23,10 @@ from tokenmill.reporting.columns import FAILED
 from tokenmill.reporting.course import Course
 from tokenmill.reporting.examples import Kind
 from tokenmill.reporting.figures import Counts, LabelCount, Masks, Outlier, ServerFigures, Spread
-from tokenmill.reporting.gather import Gathered, Tell, gather
+from tokenmill.reporting.gather import Gathered, gather
 from tokenmill.reporting.notices import FindingRow, Notice
 from tokenmill.settings import Settings
+from tokenmill.steps import Tell
 
 ENDED = frozenset({"done", "stopped", "failed", "killed"})
 """States of a run that does not go on."""

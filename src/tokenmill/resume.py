@@ -4,8 +4,6 @@ Everything that a run counts with comes from here, and from the files alone: not
 """
 
 import asyncio
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +13,13 @@ from tokenmill.core.gate import Gate
 from tokenmill.core.judge import Rules
 from tokenmill.engines.base import Engine
 from tokenmill.errors import GuardError
-from tokenmill.events import EventLog, from_thread
+from tokenmill.events import EventLog
 from tokenmill.feed import Feed
 from tokenmill.folder import RunFolder
 from tokenmill.launch import engine_version
 from tokenmill.ledger import Found, Ledger
 from tokenmill.settings import Settings
-
-TELL_EVERY_S = 2.0
+from tokenmill.steps import Meter, Tell, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +33,8 @@ class Accounts:
     feed: Feed
 
 
-async def resume(config: Config, folder: RunFolder, log: EventLog) -> Accounts:
-    """Raises GuardError where going on would mix two datasets."""
-    told = from_thread(lambda text: log.say("stage", text))
+async def resume(config: Config, folder: RunFolder, log: EventLog, told: Tell) -> Accounts:
+    """`told` may be told from any thread. Raises GuardError where going on would mix two datasets."""
     model = await asyncio.to_thread(stage.resolve, config, told) if config.model.path else None
     engine: Engine = plugins.load("engines", config.engine.kind)()
     row = settings.of(config, model, await asyncio.to_thread(engine_version, config, engine))
@@ -47,16 +43,17 @@ async def resume(config: Config, folder: RunFolder, log: EventLog) -> Accounts:
     for words in await asyncio.to_thread(store.recover, folder.data):
         log.say("store", words, "warn")
     path = Path(config.prompts.path)
-    index = await asyncio.to_thread(prompts.scan, path, config.prompts.limit, _counting(log))
+    with Meter(told, "reading prompts:", total=config.prompts.limit, unit="rows") as meter:
+        index = await asyncio.to_thread(prompts.scan, path, config.prompts.limit, meter.at)
     if index.duplicate_count:
         more = index.duplicate_count - len(index.duplicates)
         words = "; ".join(index.duplicates) + (f"; and {more:,} more" if more else "")
-        log.say("prompts", f"{index.duplicate_count:,} rows repeat an id: {words}", "warn")
+        log.say("prompts", f"{index.duplicate_count:,} rows repeat an id, and are called id~2, id~3 …: {words}", "warn")
     rules, gate = rules_of(config), Gate(limits_of(config))
     part, _, of = config.prompts.shard.partition("/")
     ledger = Ledger(index, config.generation.samples, (int(part), int(of)))
     stored = dataset.briefs(folder.data, lambda text: log.say("store", text, "warn"))
-    found = await asyncio.to_thread(ledger.load, stored, rules, gate)
+    found = await asyncio.to_thread(ledger.load, counted(stored, told, "reading what is stored:"), rules, gate)
     settings.guard_table(found.settings, settings.read(folder.data), folder.data)
     _guard_prompts(found, log)
     feed = Feed(
@@ -69,19 +66,6 @@ async def resume(config: Config, folder: RunFolder, log: EventLog) -> Accounts:
     return Accounts(row, rules, gate, ledger, feed)
 
 
-def _counting(log: EventLog) -> Callable[[int], None]:
-    """Says how far the reading is, every few seconds."""
-    last = time.monotonic()
-
-    def told(rows: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= TELL_EVERY_S:
-            last = time.monotonic()
-            log.say("prompts", f"reading prompts: {rows:,} rows so far")
-
-    return told
-
-
 def _guard_prompts(found: Found, log: EventLog) -> None:
     if found.changed:
         raise GuardError(
@@ -89,4 +73,6 @@ def _guard_prompts(found: Found, log: EventLog) -> None:
             fix="bring the old prompt file back, or begin a new run: another name in the config",
         )
     if found.strangers:
-        log.say("store", f"{found.strangers:,} records belong to prompts not asked for now; they are kept", "warn")
+        log.say(
+            "store", f"{found.strangers:,} records belong to prompts that are not asked for now; they are kept", "warn"
+        )

@@ -7,7 +7,6 @@ module owns the shutdown: whatever ends a run, its servers end with it, but for 
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,15 +24,15 @@ from tokenmill.explain import explain
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.leftovers import end, survivors, sweep
 from tokenmill.node import LocalNode
-from tokenmill.progress import Progress
+from tokenmill.notify import notifying
+from tokenmill.progress import STATUS_S, Progress, published
 from tokenmill.resume import Accounts, resume
+from tokenmill.steps import Told
 from tokenmill.store import Store
 from tokenmill.view import View
 from tokenmill.web.exporter import exposed
 
 DONE, INTERRUPTED = 0, 130
-STATUS_S = 1.0
-"""How often status.json and the view are renewed."""
 
 
 class Interrupts:
@@ -55,7 +54,7 @@ class Interrupts:
             self._hasten(number)
             return
         if self.stop is None:
-            self._log.say("run", f"{number.name}: ends before generation", "warn")
+            self._log.say("run", f"{number.name}: the run ends before generation has begun", "warn")
             if self.count > 1:
                 os._exit(INTERRUPTED)  # nothing that this process started runs yet
             return
@@ -105,6 +104,7 @@ class Desk:
     log: EventLog
     progress: Progress
     interrupts: Interrupts
+    told: Told
 
 
 async def run(order: Order, view: View) -> int:
@@ -112,10 +112,12 @@ async def run(order: Order, view: View) -> int:
     folder = RunFolder(order.config.folder)
     with folder.own("run"):
         log, progress = EventLog(folder.events, view.event), Progress(folder, view)
-        desk = Desk(order.config, folder, log, progress, Interrupts(order.config, log, progress))
+        told = progress.told = Told(from_thread(lambda text: log.say("stage", text)))
+        desk = Desk(order.config, folder, log, progress, Interrupts(order.config, log, progress), told)
         with exposed(order.metrics_port, lambda: progress.last), _signals(desk.interrupts, view, log):
             try:
-                return await _run(desk, order)
+                async with notifying(order.config, folder, log, progress) as notifier:
+                    return await notifier.of(_run(desk, order), progress)
             except TokenmillError as error:
                 progress.state, progress.message = "failed", str(error)
                 if left := survivors(folder):
@@ -130,18 +132,19 @@ async def _run(desk: Desk, order: Order) -> int:
     config, folder, log, progress = desk.config, desk.folder, desk.log, desk.progress
     sweep(folder)
     living = survivors(folder)
-    await preflight(config, folder, living, log, order.skip)
-    folder.write_config(tomli_w.dumps(shown(config)))
-    async with keeper.kept(config, folder, log, progress):
-        return await _produce(desk, order, living)
+    async with published(progress):
+        await preflight(config, folder, living, log, order.skip, desk.told)
+        folder.write_config(tomli_w.dumps(shown(config)))
+        async with keeper.kept(config, folder, log, progress):
+            return await _produce(desk, order, living)
 
 
 async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
     """From the accounts to the report; returns 0 or 130."""
     config, folder, log, progress = desk.config, desk.folder, desk.log, desk.progress
-    accounts = await resume(config, folder, log)
+    accounts = await resume(config, folder, log, desk.told)
     await environment.note(config, folder, accounts.row.engine_version)
-    progress.ledger = accounts.ledger
+    progress.ledger, progress.gate = accounts.ledger, accounts.gate
     store = Store(folder.data, config.output.segment, lambda text, level: log.say("store", text, level))
     progress.store = store
     collector = Collector(accounts, store, folder, log, patience_s=order.patience_s)
@@ -160,12 +163,13 @@ async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
         finished = accounts.ledger.counts().pending == 0
         progress.state = "sealing" if finished else "stopping"
         progress.publish()
-        await store.close(seal=finished)
+        await store.close(seal=finished, tell=desk.told)
     collector.check_cohorts()  # the last cohort's size is known by now
     trouble = trouble or collector.failure or await _gate_error(collector, accounts, desk, order.command)
     if trouble is None and not finished and not desk.interrupts.count:
         trouble = _prompts_gone(config, accounts)
     progress.state = "failed" if trouble else "done" if finished else "stopped"
+    progress.publish()  # the report and the copy tell of the end, too
     await _report(desk, accounts, trouble, order.command)
     if trouble is not None:
         raise trouble
@@ -179,9 +183,8 @@ async def _report(desk: Desk, accounts: Accounts, trouble: TokenmillError | None
     """A report that cannot be written is a pity, no more: the records are safe, and it can be written anew."""
     folder, total = desk.folder, accounts.ledger.counts().total
     ending = report.Ending(desk.progress.state, total, str(trouble or ""), command)
-    told = from_thread(lambda text: desk.log.say("report", text))
     try:
-        await asyncio.to_thread(report.write, folder, ending, told)
+        await asyncio.to_thread(report.write, folder, ending, desk.told)
     except StoreError as error:
         desk.log.say("report", str(error), "warn", f"tokenmill report {folder.path}")
 
@@ -227,10 +230,7 @@ async def _watch(node: LocalNode, progress: Progress) -> None:
         if status.in_flight and progress.state == "starting":
             progress.state = "generating"
         progress.look(status)
-        progress.publish()
-        due = time.monotonic() + STATUS_S
         await asyncio.sleep(STATUS_S)
-        progress.late(time.monotonic() - due)
 
 
 def _prompts_gone(config: Config, accounts: Accounts) -> UsageError:

@@ -17,8 +17,10 @@ from tokenmill.events import EventLog
 from tokenmill.folder import Owner, RunFolder, ServerEntry
 from tokenmill.leftovers import end, kill, place, survivors, sweep
 from tokenmill.machine import processes
+from tokenmill.plain import duration, harmless
+from tokenmill.screen import server_name, start_of, to_go
 from tokenmill.supervise import STOP_GRACE_S
-from tokenmill.view import LINE_EVERY_S, View, duration, start_of
+from tokenmill.view import KEPT, LINE_EVERY_S, View
 
 LOOK_S = 0.5
 """Between two looks at a file or at a state, for a person who waits."""
@@ -88,7 +90,7 @@ def status_of(folder: RunFolder) -> RunStatus:
     if state == "up" or (state == "failed" and not entries):
         shown += [_lost(server) for key, server in known.items() if key not in living]
     shown.sort(key=lambda server: (server.node, server.index))
-    return replace(last, state=state, servers=tuple(shown), tokens_per_s=0.0, eta_s=None)
+    return replace(last, state=state, servers=tuple(shown), tokens_per_s=0.0, eta_s=None, step=None)
 
 
 def _left(entry: ServerEntry, known: ServerStatus | None) -> ServerStatus:
@@ -127,8 +129,8 @@ def status_lines(status: RunStatus) -> Iterator[str]:
     if counts.total:
         done = counts.total - counts.pending
         verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
-        to_go = f", {duration(status.eta_s)} to go" if status.eta_s is not None else ""
-        yield f"  {done:,}/{counts.total:,} done: {verdicts}{to_go}"
+        left = f", {words}" if (words := to_go(status)) else ""
+        yield f"  {done:,}/{counts.total:,} done: {verdicts}{left}"
     if status.copied:
         yield f"  the last whole copy is {duration(time.time() - status.copied)} old"
     rows = [_row(server) for server in status.servers]
@@ -137,22 +139,21 @@ def status_lines(status: RunStatus) -> Iterator[str]:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
         yield f"  {'  '.join(cells)}".rstrip()
         if words := server.last_error or server.doing:
-            yield f"      {words}"
+            yield f"      {harmless(words)}"
     for finding in status.findings:
-        yield f"  server {finding.server}: {finding.text}"
+        yield f"  server {finding.server}: {harmless(finding.text)}"
         if finding.fix:
             yield f"    fix: {finding.fix}"
     if status.message:
-        yield f"  {status.message}"
+        yield f"  {harmless(status.message, lines=True)}"
 
 
 def _row(server: ServerStatus) -> tuple[str, ...]:
-    name = f"{server.node}/{server.index}" if server.node else str(server.index)
     doing = start_of(server)
     if server.in_flight or server.tokens_per_s:
         doing = f"{server.in_flight}/{server.capacity} in flight, {server.tokens_per_s:,.0f} tok/s"
     return (
-        f"server {name}",
+        f"server {server_name(server)}",
         server.state,
         f"port {server.port}" if server.port else "",
         f"pid {server.pid}" if server.pid else "",
@@ -163,8 +164,9 @@ def _row(server: ServerStatus) -> tuple[str, ...]:
 
 
 def watch(folder: RunFolder, view: View, *, poll_s: float = 1.0) -> RunStatus:
-    """Follows a run until it ends: its events as they come and its table; returns the last status."""
+    """Follows a run until it ends: its events as they come and how it is; returns the last status."""
     at = folder.events.stat().st_size if folder.events.exists() else 0
+    view.recall(events.last(folder.events, KEPT, at))
     while True:
         for event, behind in events.read(folder.events, at):
             view.event(event)

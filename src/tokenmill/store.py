@@ -24,6 +24,7 @@ import msgspec
 
 from tokenmill.core.records import Record
 from tokenmill.errors import StoreError, VanishedError
+from tokenmill.steps import Meter, Tell
 
 SEALER_PATIENCE_S = 60.0
 """A sealer needs 5 s for its 128 MB on an idle machine."""
@@ -269,7 +270,7 @@ class Store:
                     pass_fds=(file.fileno(),),
                 )
         except OSError as error:
-            self._tell(f"{journal.name} could not be sealed and stays as it is: {error.strerror}", "warn")
+            self._tell(f"{journal.name} could not be sealed and stays as it is, whole: {error.strerror}", "warn")
             return
         try:
             _, errors = await process.communicate()
@@ -279,9 +280,9 @@ class Store:
             raise
         if process.returncode != 0:
             words = errors.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no word why"]
-            self._tell(f"{journal.name} could not be sealed and stays as it is: {words[0]}", "warn")
+            self._tell(f"{journal.name} could not be sealed and stays as it is, whole: {words[0]}", "warn")
 
-    async def close(self, *, seal: bool) -> None:
+    async def close(self, *, seal: bool, tell: Tell = lambda text: None) -> None:
         """Syncs and closes; with `seal`, what is left in journals becomes Parquet."""
         await asyncio.get_running_loop().run_in_executor(self._writer, self._shut)
         self._writer.shutdown()
@@ -291,8 +292,11 @@ class Store:
                 self._sealing.cancel()
             await asyncio.gather(self._sealing, return_exceptions=True)
         if seal:
-            for journal in journals(self.data):
-                await self._seal(journal)
+            sizes = {journal: journal.stat().st_size for journal in journals(self.data)}
+            with Meter(tell, "sealing", total=sum(sizes.values())) as meter:
+                for number, journal in enumerate(sizes):
+                    meter.at(sum(list(sizes.values())[:number]), journal.name)
+                    await self._seal(journal)
 
 
 def sync_folder(folder: Path) -> None:

@@ -130,7 +130,9 @@ def test_a_nights_stop_takes_no_room() -> None:
 
 def _life() -> Iterator[Event]:
     yield Event(10, "state", "pending → starting", "0")
-    yield Event(40, "ready", "ready after 30 s (weights 20 s, canary 4 s) for 4 requests at once, limited by x", "0")
+    yield Event(
+        40, "ready", "ready after 30 s (weights 20 s, canary 4 s): it takes 4 requests at once, limited by x", "0"
+    )
     yield Event(40, "state", "canary → ready", "0")
     yield Event(90, "server", "it died (exit code 1); started again in 5 s", "0", "warn")
     yield Event(90, "state", "ready → backoff", "0")
@@ -173,9 +175,9 @@ def test_a_server_was_not_ready_while_nobody_watched_it() -> None:
 
 def test_the_words_of_a_start_are_read_back() -> None:
     phases = [("begin", 21.0), ("cuda graphs, target", 63.0), ("canary", 4.0)]
-    text = f"ready after 90 s ({starts.words(phases)}) for 56 requests at once, limited by mamba"
+    text = f"ready after 90 s ({starts.words(phases)}): it takes 56 requests at once, limited by mamba"
     assert starts.told(text) == (90.0, phases)
-    assert starts.told("ready for 4 requests at once, limited by slots") is None
+    assert starts.told("ready: it takes 4 requests at once, limited by slots") is None
 
 
 def test_warnings_that_differ_in_numbers_are_told_once() -> None:

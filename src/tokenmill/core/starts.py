@@ -30,12 +30,12 @@ def words(phases: Phases) -> str:
     return ", ".join(f"{name} {seconds:.0f} s" for name, seconds in total.items() if seconds >= SHORT_S)
 
 
-_READY = re.compile(r"ready after (\d+) s \((.+?)\) for ")
+_READY = re.compile(r"ready after (\d+) s \((.+?)\): it takes ")
 _PHASE = re.compile(r"(.+?) (\d+) s(?:, |$)")
 
 
 def told(text: str) -> tuple[float, list[tuple[str, float]]] | None:
-    """A start's seconds and phases by the words of its event, "ready after 55 s (weights 30 s, canary 4 s) for …"."""
+    """A start's seconds and phases by the words of its event, "ready after 55 s (weights 30 s): it takes …"."""
     ready = _READY.match(text)
     if ready is None:
         return None

@@ -7,6 +7,7 @@ class ServerStatus(msgspec.Struct, frozen=True):
     """One server. `percent` is of the whole start; rates are tokens a second over the last minute; times in seconds.
 
     `eta_s` is until it is ready, if this start goes as the last one did. `doing`: what a silent one does, in words.
+    `last_error` is why it does not serve, `last_problem` also what it has got over.
     """
 
     node: str
@@ -25,6 +26,7 @@ class ServerStatus(msgspec.Struct, frozen=True):
     last_error: str
     eta_s: float | None = None
     doing: str = ""
+    last_problem: str = ""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -47,6 +49,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     credits: int = 0
     tokens: int = 0
     findings: tuple[Finding, ...] = ()
+    step: "Step | None" = None
 
 
 class PromptCounts(msgspec.Struct, frozen=True):
@@ -59,13 +62,38 @@ class PromptCounts(msgspec.Struct, frozen=True):
     pending: int = 0
 
 
+class GateShare(msgspec.Struct, frozen=True):
+    """What the gate counts: `what` is rejected, failed or truncated, `share` of all that ended, `allowed` of a cohort,
+    `worst` the highest that any cohort has for certain."""
+
+    what: str
+    share: float
+    allowed: float
+    worst: float
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A long step that goes on: `done` of `total` units (0: nobody knows), `per_s` of the last seconds, None unknown.
+
+    `unit` is a plural, or "bytes".
+    """
+
+    what: str
+    done: int
+    total: int
+    unit: str
+    per_s: float | None = None
+    note: str = ""
+
+
 class RunStatus(msgspec.Struct, frozen=True):
     """`state` is the run's step: preflight, staging, starting, generating, draining, sealing, done, stopped, failed.
 
     `tokens` came in `seconds` of generating since this start; `tokens_per_s` is of the last minute, and their quotient
     once servers have stopped. `copied` is the Unix time of the newest whole copy in output.copy_to, 0 without one;
     `written` that of the newest record in the journal. `loop_lag_s` is the longest of the last seconds that tokenmill
-    itself was late by, doing other things.
+    itself was late by, doing other things. `eta_s` is likely, `eta_low_s` to `eta_high_s` honest (core/eta); None where
+    unknown, or where nothing bounds it.
     """
 
     run: str
@@ -84,3 +112,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     written: float = 0.0
     loop_lag_s: float = 0.0
+    eta_low_s: float | None = None
+    eta_high_s: float | None = None
+    gate: tuple[GateShare, ...] = ()
+    step: Step | None = None

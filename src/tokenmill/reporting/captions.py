@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tokenmill.plain import duration
 from tokenmill.reporting.charts import ROWS, share
 from tokenmill.reporting.course import Course, Loss, Series, Start
 from tokenmill.reporting.figures import Clip, Masks, Outlier, ServerFigures, Spread
-from tokenmill.view import duration
 
 DIP = 0.9
 """Of the median: a stretch below it is told of."""

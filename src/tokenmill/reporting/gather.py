@@ -3,8 +3,7 @@
 A report is asked for of runs that go on, that were killed and that were damaged: nothing here raises for what it finds.
 """
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,12 +23,7 @@ from tokenmill.reporting.columns import Columns, Floats, Row
 from tokenmill.reporting.course import stays
 from tokenmill.reporting.notices import Notices
 from tokenmill.settings import Settings
-
-Tell = Callable[[str], None]
-
-TELL_EVERY_S = 2.0
-LOOK_EVERY = 4096
-"""Records between two looks at the clock."""
+from tokenmill.steps import Tell, counted
 
 KINDS = frozenset({"state", "ready", "server"})
 """Events that say what servers did."""
@@ -114,22 +108,14 @@ def gather(folder: RunFolder, tell: Tell) -> Gathered:
         found.notices.add(event)
         if event.kind in KINDS:
             found.happened.append(event)
-    found.columns = columns.read(_told(dataset.current(folder.data, Row, found.harmed), tell), rules)
+    stored = dataset.current(folder.data, Row, found.harmed)
+    found.columns = columns.read(counted(stored, tell, "reading for the report:"), rules)
     found.moments = [
         (moment.t, moment.state, any(server.state != "pending" for server in moment.servers))
         for moment in found.history()
     ]
     _missing(found)
     return found
-
-
-def _told(rows: Iterator[Row], tell: Tell) -> Iterator[Row]:
-    due = time.monotonic() + TELL_EVERY_S
-    for number, row in enumerate(rows):
-        if number and number % LOOK_EVERY == 0 and time.monotonic() > due:
-            due = time.monotonic() + TELL_EVERY_S
-            tell(f"the report: {number:,} records looked at")
-        yield row
 
 
 def _config(folder: RunFolder, unknown: dict[str, None]) -> Config | None:

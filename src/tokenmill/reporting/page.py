@@ -7,12 +7,12 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
+from tokenmill.plain import duration
 from tokenmill.report import Report
 from tokenmill.reporting import captions, charts, shown
 from tokenmill.reporting.charts import Mark, Path, Plot
 from tokenmill.reporting.clock import Clock
 from tokenmill.reporting.figures import CUTS
-from tokenmill.view import duration
 
 MATRIX = 12
 """Servers in the table of labels by server: more columns do not fit on paper."""
