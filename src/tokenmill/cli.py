@@ -243,7 +243,7 @@ def main() -> None:
     except typer.Exit as leave:
         code = leave.exit_code
     except TokenmillError as error:
-        from tokenmill.plain import harmless  # an engine's words are in it
+        from tokenmill.untrusted import harmless  # an engine's words are in it
 
         say(f"tokenmill: {harmless(str(error), lines=True)}")
         if error.fix:

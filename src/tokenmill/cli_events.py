@@ -83,8 +83,8 @@ def _seconds(text: str) -> float:
 
 def _lines(event: Any) -> Iterator[str]:
     """When, how grave, what; the log's decisive lines and the fix below."""
-    from tokenmill.plain import harmless
     from tokenmill.screen import sentence
+    from tokenmill.untrusted import harmless
 
     clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.t))
     grave = "" if event.level == "info" else f"{event.level.upper()}: "

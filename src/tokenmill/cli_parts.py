@@ -50,7 +50,7 @@ def print_json(value: object) -> None:
     """One object, with nothing in it that a terminal obeys."""
     import msgspec
 
-    from tokenmill.plain import escaped
+    from tokenmill.untrusted import escaped
 
     typer.echo(escaped(msgspec.json.encode(value).decode()))
 

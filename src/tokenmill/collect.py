@@ -225,7 +225,7 @@ class Collector:
 
     def _story(self, error: StoreError, lost: int) -> StoreError:
         counts = self._accounts.ledger.counts()
-        safe = f"{counts.total - counts.pending:,} records are safe"
+        safe = f"{counts.done:,} records are safe"
         end = (
             f"{lost:,} answers could not be stored and are lost"
             if lost

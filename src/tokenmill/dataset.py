@@ -6,14 +6,12 @@ counts; `current` and `records` only those that count.
 """
 
 import heapq
-import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -21,8 +19,10 @@ import msgspec
 import numpy as np
 import xxhash
 
+from tokenmill import linefile
 from tokenmill.core.records import NULL, Parts, Record
-from tokenmill.errors import StoreError
+from tokenmill.engines.base import decode_json
+from tokenmill.errors import BrokenError, StoreError
 from tokenmill.store import is_whole, journals, number_of, part_of, parts, place_of, plain
 
 
@@ -52,6 +52,7 @@ class Brief(Identified, gc=False):
     seconds: float
 
 
+_any = msgspec.json.Decoder(Any)
 _record = msgspec.json.Decoder(Record)
 _id = msgspec.json.Decoder(Identified)
 
@@ -130,12 +131,27 @@ def current(data: Path, kind: type[Kind], harmed: Harmed | None = None) -> Itera
                 yield row
 
 
+def turns(record: Record) -> list[tuple[str, str]]:
+    """A prompt's messages as role and text; what is none is one text without a role."""
+    raw = bytes(record.messages)
+    try:
+        found, _ = decode_json(raw, _any)
+    except BrokenError:
+        return [("", raw.decode("utf-8", "replace"))]
+    messages = [message for message in found if isinstance(message, dict)] if isinstance(found, list) else []
+    return [(str(message.get("role", "")), _text(message.get("content"))) for message in messages]
+
+
+def _text(content: object) -> str:
+    return content if isinstance(content, str) else msgspec.json.encode(content).decode()
+
+
 def _newest_first(
     files: _Snapshot, kind: type[Kind], tell: Callable[[str], None], harmed: Harmed | None = None
 ) -> Iterator[Kind]:
     decoder = msgspec.json.Decoder(kind)
     for journal in reversed(files.journals):
-        for line, number in lines_backwards(journal.file):
+        for line, number in linefile.backwards(journal.file):
             if is_whole(line):
                 yield decoder.decode(plain(line))
             elif line.strip():
@@ -159,7 +175,7 @@ def picked(data: Path, ids: Collection[Id], harmed: Harmed | None = None) -> dic
     found: dict[Id, Record] = {}
     with _Snapshot(data) as files:
         for journal in reversed(files.journals):
-            for line, _ in lines_backwards(journal.file):
+            for line, _ in linefile.backwards(journal.file):
                 if is_whole(line):
                     own = _id.decode(plain(line))
                     identity = (own.key, own.sample, own.turn)
@@ -207,18 +223,6 @@ def opened(part: Path) -> Iterator[Any]:
         raise StoreError(
             f"{part} is damaged: {error}", fix=f"mv {part} {part}.bad   and run again: its rows are generated anew"
         ) from error
-
-
-def lines_backwards(file: BinaryIO) -> Iterator[tuple[bytes, Callable[[], int]]]:
-    """The lines from the last to the first, each with a way to ask for its number."""
-    if os.fstat(file.fileno()).st_size == 0:
-        return
-    with mmap(file.fileno(), 0, access=ACCESS_READ) as text:
-        end = len(text)
-        while end > 0:
-            start = text.rfind(b"\n", 0, end - 1) + 1
-            yield text[start:end], lambda start=start: text[:start].count(b"\n") + 1  # type: ignore[misc]
-            end = start
 
 
 def records(data: Path) -> Iterator[Record]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from tokenmill import __version__
+from tokenmill import __version__, linefile
 from tokenmill.config import Config
 from tokenmill.errors import PreflightError
 from tokenmill.folder import RunFolder
@@ -39,6 +39,9 @@ class Environment(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...] = ()
 
 
+_decode = msgspec.json.Decoder(Environment)
+
+
 async def note(config: Config, folder: RunFolder, engine_version: str) -> None:
     """Writes down what this start runs on, unless the last row says the same."""
     cards: list[Gpu] = []
@@ -51,8 +54,7 @@ async def note(config: Config, folder: RunFolder, engine_version: str) -> None:
     before = read(folder.environment)
     if not before or replace(before[-1], t=row.t) != row:
         try:
-            with folder.environment.open("ab") as out:
-                out.write(msgspec.json.encode(row) + b"\n")
+            linefile.append(folder.environment, msgspec.json.encode(row))
         except OSError:
             pass  # the store says it if the disk is full
 
@@ -95,14 +97,4 @@ def _processor() -> str:
 
 def read(path: Path) -> list[Environment]:
     """All rows; a torn one is left out."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            found.append(msgspec.json.decode(line, type=Environment))
-        except msgspec.DecodeError:
-            continue
-    return found
+    return [row for row, _ in linefile.read(path, _decode)]

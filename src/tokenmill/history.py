@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from tokenmill import linefile
 from tokenmill.core.status import RunStatus
 
 EVERY_S = 10.0
@@ -64,7 +65,7 @@ def moment(status: RunStatus) -> Moment:
         labels=status.labels,
         servers=tuple(
             ServerMoment(
-                f"{server.node}/{server.index}" if server.node else str(server.index),
+                server.name,
                 server.state,
                 server.in_flight,
                 server.capacity,
@@ -92,8 +93,7 @@ class History:
             return
         self._state, self._due = status.state, time.monotonic() + self._every_s
         try:
-            with self._path.open("ab") as out:
-                out.write(b"\n" * (out.tell() > 0) + msgspec.json.encode(moment(status)))
+            linefile.append(self._path, msgspec.json.encode(moment(status)))
         except OSError:
             pass  # the store says it if the disk is full
 
@@ -102,20 +102,8 @@ _decode = msgspec.json.Decoder(Moment)
 
 
 def read(path: Path, start: int = 0) -> Iterator[tuple[Moment, int]]:
-    """Moments from a byte offset on, each with the offset behind it; torn lines are skipped."""
-    try:
-        data = path.open("rb")
-    except OSError:
-        return
-    with data:
-        data.seek(start)
-        for line in data:
-            start += len(line)
-            if line.strip():
-                try:
-                    yield _decode.decode(line), start
-                except msgspec.DecodeError:
-                    continue
+    """Moments from a byte offset on, each with the offset behind it."""
+    return linefile.read(path, _decode, start)
 
 
 class Thinned:

@@ -25,8 +25,9 @@ from tokenmill.events import EventLog, now
 from tokenmill.folder import RunFolder, write_aside
 from tokenmill.machine import filesystems
 from tokenmill.machine.threads import reading
-from tokenmill.plain import duration, harmless
+from tokenmill.plain import duration
 from tokenmill.progress import Progress
+from tokenmill.untrusted import harmless
 
 DEADLINE_S = 15.0
 """For one message, which the end of a run waits for: a mail or a webhook takes a second."""
@@ -64,7 +65,6 @@ class Notifier:
         self._log = log
         self._deadline_s = deadline_s
         self._file = folder.path / "notified.json"
-        self._told = _read(self._file)
         self._begun: set[str] = set()
         self._sending: set[asyncio.Task[None]] = set()
         self._served = False
@@ -72,7 +72,7 @@ class Notifier:
 
     def tell(self, event: str, text: str) -> None:
         """Begins to send it, unless it was sent before in this run, or begun in this life."""
-        if event in self._begun or event in self._told or not (self._wanted.command or self._wanted.webhook):
+        if event in self._begun or event in _read(self._file) or not (self._wanted.command or self._wanted.webhook):
             return
         self._begun.add(event)
         name = self._folder.path.name
@@ -94,8 +94,7 @@ class Notifier:
             raise
         if code == 0:
             counts = progress.ledger.counts() if progress.ledger else PromptCounts()
-            verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
-            self.tell("done", f"done: {verdicts}")
+            self.tell("done", f"done: {counts.verdicts}")
         return code
 
     async def finish(self) -> None:
@@ -132,7 +131,7 @@ class Notifier:
         self._without_since = self._without_since or moment
         if moment - self._without_since >= WITHOUT_S:
             last = next((server for server in servers if server.last_problem), None)
-            why = f"; server {last.index}: {last.last_problem}" if last else ""
+            why = f"; server {last.name}: {last.last_problem}" if last else ""
             words = f"no server has served for {duration(moment - self._without_since)}{why}"
             self.tell("no_servers", f"{words}. It tries on until fleet.give_up")
 
@@ -148,9 +147,8 @@ class Notifier:
             words = f"could not notify of {message.event}: {trouble}; the run goes on"
             self._log.say("notify", words, "warn", "see [notify] in the config; it is tried again at the next start")
         if len(troubles) < len(ways):
-            self._told[message.event] = message.time
             try:
-                write_aside(self._file, msgspec.json.encode(self._told))
+                write_aside(self._file, msgspec.json.encode({**_read(self._file), message.event: message.time}))
             except OSError:
                 pass  # then a restart tells it once more
 

@@ -1,37 +1,15 @@
-"""Words for people: times as they say them, and texts of others made harmless for a terminal.
+"""Words for people, the same on the terminal, on the page and in the report: times, sizes, rates, shares. Pure."""
 
-What an engine logs ends in causes, events and errors, and whoever wrote it may be anybody: an escape in it could
-recolour a screen, move its cursor, or set its title.
-"""
+from collections.abc import Iterable, Iterator
 
-import re
+from tokenmill.core.eta import is_steady
+from tokenmill.core.status import GateShare, RunStatus, ServerStatus
 
-_ESCAPES = re.compile(
-    r"\x1b\][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # OSC: titles, links, clipboards
-    r"|\x1b[PX^_][^\x1b\x9c]*(?:\x1b\\|\x9c)?"  # strings for a device
-    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # CSI: colours, cursors
-    r"|\x1b[ -/]*[0-~]?"
-)
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-"""Controls of both sets, marks that turn the direction of writing, half surrogate pairs."""
+NEAR = 0.7
+"""Of what the gate allows: from here on a share is a warning."""
 
-
-def harmless(text: str, *, lines: bool = False) -> str:
-    """A text without anything that a terminal obeys, in one line unless `lines` are to stay."""
-    if text.isascii() and text.isprintable():
-        return text
-
-    def shown(found: re.Match[str]) -> str:
-        if found[0] in "\n\t\r":
-            return "\n" if lines and found[0] == "\n" else " "
-        return "�"
-
-    return _CONTROLS.sub(shown, _ESCAPES.sub("", text.replace("\r\n", "\n")))
-
-
-def escaped(json: str) -> str:
-    """A JSON text in which no character is one that a terminal obeys: JSON's own escapes stand for them."""
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", json)
+BAD = {"rejected": "rejected", "failed": "failed", "truncated": "cut off"}
+"""What the gate counts, in words."""
 
 
 def duration(seconds: float | None) -> str:
@@ -63,3 +41,30 @@ def gigabytes(size: float) -> str:
 def speed(rate: float) -> str:
     """Bytes a second for a person."""
     return f"{rate / 1e9:.2f} GB/s" if rate >= 1e8 else f"{rate / 1e6:.1f} MB/s"
+
+
+def to_go(status: RunStatus) -> str:
+    """How long a run still takes: a range until it is steady; nothing where nobody knows."""
+    low, high = status.eta_low_s, status.eta_high_s
+    if status.eta_s is None:
+        return ""
+    if low is None or is_steady(low, high):
+        return f"{duration(status.eta_s)} to go"
+    return f"{span(low, high)} to go"
+
+
+def start_of(server: ServerStatus) -> str:
+    """Where a start is or where it failed, and when it should be ready; nothing where the state says it all."""
+    words = [f"{server.phase} {server.percent:.0f}%"] if server.phase not in ("", server.state) else []
+    if server.eta_s:
+        words.append(f"ready in {duration(server.eta_s)}")
+    return ", ".join(words)
+
+
+def against_gate(shares: Iterable[GateShare]) -> Iterator[tuple[str, bool]]:
+    """Each share beside what the gate allows, and whether it is near that."""
+    for number, share in enumerate(shares):
+        near = share.worst > 0 and share.worst >= NEAR * share.allowed
+        words = f"{BAD.get(share.what, share.what)} {share.share:.1%} of {share.allowed:.0%}"
+        words += "" if number else " allowed"
+        yield f"{words} (worst cohort {share.worst:.1%})" if near else words, near

@@ -72,7 +72,7 @@ class Progress:
         if self.state == "draining":
             return
         counts = self.ledger.counts()
-        self._eta.note(moment, counts.total - counts.pending)
+        self._eta.note(moment, counts.done)
         if node.capacity:
             self._busy += node.in_flight / node.capacity
             self._looks += 1

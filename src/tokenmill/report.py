@@ -14,22 +14,18 @@ import msgspec
 
 from tokenmill import __version__
 from tokenmill.core.records import PROMPT_FAULTS
-from tokenmill.environment import Environment
+from tokenmill.core.status import ENDED
 from tokenmill.errors import StoreError
 from tokenmill.folder import RunFolder, write_aside
 from tokenmill.reporting import captions, course, examples, figures
+from tokenmill.reporting.answer import Report, Step
 from tokenmill.reporting.clock import Clock
 from tokenmill.reporting.columns import FAILED
 from tokenmill.reporting.course import Course
-from tokenmill.reporting.examples import Kind
-from tokenmill.reporting.figures import Counts, LabelCount, Masks, Outlier, ServerFigures, Spread
+from tokenmill.reporting.figures import Counts, LabelCount, Masks, Outlier, ServerFigures
 from tokenmill.reporting.gather import Gathered, gather
-from tokenmill.reporting.notices import FindingRow, Notice
-from tokenmill.settings import Settings
+from tokenmill.reporting.page import render
 from tokenmill.steps import Tell
-
-ENDED = frozenset({"done", "stopped", "failed", "killed"})
-"""States of a run that does not go on."""
 
 LITTLE = 0.005
 """A share of bad completions below this is no news."""
@@ -50,59 +46,8 @@ class Ending:
     command: str = "tokenmill run CONFIG"
 
 
-class Step(msgspec.Struct, frozen=True):
-    """Something to do next: a command to paste, and what for."""
-
-    command: str
-    why: str
-
-
-class Report(msgspec.Struct, frozen=True):
-    """All figures. Times are Unix seconds; shares from 0 to 1; `good` is what `verdict`, one sentence, says.
-
-    `on_s` are the seconds in which the run was on, from `began` to `ended`. Schema: docs/report.md.
-    """
-
-    run: str
-    written: float
-    tokenmill: str
-    state: str
-    verdict: str
-    good: bool
-    trouble: str
-    notable: list[str]
-    unknown: list[str]
-    next: list[Step]
-    asked: int | None
-    counts: Counts
-    began: float | None
-    ended: float | None
-    on_s: float
-    output_tokens: int
-    thought_tokens: int
-    finish_reasons: dict[str, int]
-    thought: Spread | None
-    answer: Spread | None
-    prompt: Spread | None
-    masks: Masks
-    labels: list[LabelCount]
-    servers: list[ServerFigures]
-    outliers: list[Outlier]
-    limits: dict[str, float]
-    course: Course
-    findings: list[FindingRow]
-    warnings: list[Notice]
-    warnings_left_out: int
-    examples: list[Kind]
-    environment: list[Environment]
-    settings: list[Settings]
-    config: str
-
-
 def write(folder: RunFolder, ending: Ending, tell: Tell = lambda text: None) -> Path:
     """Writes both files; returns the page. Raises StoreError where they cannot be written."""
-    from tokenmill.reporting.page import render
-
     path = folder.path / "report.html"
     report, clock = build(folder, ending, tell)
     try:
@@ -188,7 +133,7 @@ def verdict(ending: Ending, counts: Counts) -> str:
         return f"Stopped: {ending.trouble.splitlines()[0].removesuffix('.')}."
     if not total and not ended:
         return f"Empty ({ending.state}): no completion has been asked for."
-    if ending.state not in ENDED:
+    if ending.state not in (*ENDED, "killed"):
         return f"Going on ({ending.state}): {of} have ended so far, {accepted}."
     if total is None:
         return f"Of an unknown number, {of} have ended, {accepted}."
@@ -242,7 +187,7 @@ def _next(found: Gathered, ending: Ending, counts: Counts, has_ids: bool | None)
     """What to do with the run as it stands; the format is the one that the purpose wants and the records allow."""
     run = shlex.quote(str(found.folder.path))
     steps = []
-    if ending.state not in ENDED:
+    if ending.state not in (*ENDED, "killed"):
         steps.append(Step(f"tokenmill watch {run}", "follows it"))
     elif ending.trouble or ending.total is None or _ended(counts) < ending.total:
         _, told, command = ending.trouble.rpartition(NEVERTHELESS)

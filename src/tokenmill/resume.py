@@ -61,7 +61,7 @@ async def resume(config: Config, folder: RunFolder, log: EventLog, told: Tell) -
     )
     gate.expect(0, found.first_cohort + feed.first_cohort_pending)
     counts = ledger.counts()
-    done = f", {counts.total - counts.pending:,} of them done" if found.rows else ""
+    done = f", {counts.done:,} of them done" if found.rows else ""
     log.say("run", f"{counts.total:,} completions asked for{done}")
     return Accounts(row, rules, gate, ledger, feed)
 

@@ -17,6 +17,7 @@ from tokenmill import environment, report
 from tokenmill.backup import keeper
 from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
+from tokenmill.core.status import ENDED
 from tokenmill.doctor import preflight
 from tokenmill.errors import GateError, StoreError, TokenmillError, UsageError
 from tokenmill.events import EventLog, from_thread
@@ -72,7 +73,7 @@ class Interrupts:
 
     def _hasten(self, number: signal.Signals) -> None:
         """Nothing is in flight any more: sealing and the report are short, the last copy may be left."""
-        copying = self._progress.state in ("done", "stopped", "failed")
+        copying = self._progress.state in ENDED
         if not copying:
             words = "all that came is stored; sealing and the report take a moment"
         else:
@@ -173,9 +174,7 @@ async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
     await _report(desk, accounts, trouble, order.command)
     if trouble is not None:
         raise trouble
-    counts = accounts.ledger.counts()
-    verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
-    log.say("run", f"{progress.state}: {verdicts}")
+    log.say("run", f"{progress.state}: {accounts.ledger.counts().verdicts}")
     return DONE if finished else INTERRUPTED
 
 

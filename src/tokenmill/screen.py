@@ -10,12 +10,12 @@ from textwrap import wrap
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from tokenmill.core.eta import is_steady
 from tokenmill.core.server import SERVING
 from tokenmill.core.status import RunStatus, ServerStatus
 from tokenmill.events import Event
-from tokenmill.plain import duration, harmless, span
+from tokenmill.plain import against_gate, start_of, to_go
 from tokenmill.steps import step_words
+from tokenmill.untrusted import harmless
 
 COLUMNS = ("server", "state", "in flight, or start", "tok/s", "restarts", "accept")
 GAP = 2
@@ -33,15 +33,10 @@ EVENTS_LEAST = 6
 EVENT_LINES, FINDINGS, LABELS = 3, 4, 6
 """Lines of one event, findings, labels at most."""
 
-NEAR = 0.7
-"""Of what the gate allows: from here on a share is shown as a warning."""
-
 _STYLE = {"ready": "green", "failed": "red", "quarantined": "red", "backoff": "yellow", "suspect": "yellow"}
 _LEVEL = {"warn": "yellow", "error": "red"}
 _TROUBLE = ("failed", "quarantined", "backoff", "suspect", "stopping", "pending", "starting", "answering", "canary")
 """Which servers are shown first where not all have room."""
-
-_SHARES = {"truncated": "cut off"}
 
 
 def screen(status: RunStatus | None, events: Sequence[Event], width: int, height: int) -> list[Text]:
@@ -74,9 +69,8 @@ def _head(status: RunStatus, width: int) -> Iterator[Text]:
     yield name.append(f" {clock}", style="dim")
     counts = status.prompts
     if counts.total:
-        done = counts.total - counts.pending
-        yield _bar(done, counts.total, min(BAR, width // 3)).append(
-            f"  {done / counts.total:.1%}  {done:,} of {counts.total:,} prompts done"
+        yield _bar(counts.done, counts.total, min(BAR, width // 3)).append(
+            f"  {counts.done / counts.total:.1%}  {counts.done:,} of {counts.total:,} prompts done"
         )
         yield from _flow(_rates(status), width)
         yield from _flow(_shares(status), width)
@@ -99,27 +93,13 @@ def _rates(status: RunStatus) -> Iterator[Text]:
         yield Text(f"slots {status.slots_busy:.0%} busy")
 
 
-def to_go(status: RunStatus) -> str:
-    """How long it still takes: a range until it is steady."""
-    low, high = status.eta_low_s, status.eta_high_s
-    if status.eta_s is None:
-        return ""
-    if low is None or is_steady(low, high):
-        return f"{duration(status.eta_s)} to go"
-    return f"{span(low, high)} to go"
-
-
 def _shares(status: RunStatus) -> Iterator[Text]:
-    for number, share in enumerate(status.gate):
-        allowed = f"{share.allowed:.0%}{'' if number else ' allowed'}"
-        words = f"{_SHARES.get(share.what, share.what)} {share.share:.1%} of {allowed}"
-        near = share.worst > 0 and share.worst >= NEAR * share.allowed
-        yield Text(f"{words} (worst cohort {share.worst:.1%})", "yellow") if near else Text(words)
+    for words, near in against_gate(status.gate):
+        yield Text(words, style="yellow" if near else "")
 
 
 def _verdicts(status: RunStatus) -> Iterator[Text]:
-    counts = status.prompts
-    yield Text(f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed")
+    yield Text(status.prompts.verdicts)
     for name, count in sorted(status.labels.items(), key=lambda each: -each[1])[:LABELS]:
         yield Text(f"{name} {count:,}", style="dim")
 
@@ -195,11 +175,6 @@ def _rows(server: ServerStatus, words: Sequence[str], widths: Sequence[int], wid
         yield Text(f"    {problem}", style="yellow")
 
 
-def server_name(server: ServerStatus) -> str:
-    """As it is called everywhere."""
-    return f"{server.node}/{server.index}" if server.node else str(server.index)
-
-
 def _cells(server: ServerStatus) -> tuple[str, ...]:
     """A server's words, in the order of COLUMNS."""
     cards = server.gpu.split(",")
@@ -213,21 +188,13 @@ def _cells(server: ServerStatus) -> tuple[str, ...]:
         if server.percent and server.phase not in ("", server.state):
             doing = f"{_blocks(server.percent / 100, SERVER_BAR)} {doing}"
     return (
-        f"{server_name(server)}{card}",
+        f"{server.name}{card}",
         server.state,
         doing,
         f"{server.tokens_per_s:,.0f}" if server.capacity else "",
         str(server.restarts) if server.restarts else "",
         f"{server.accept_length:.2f}" if server.accept_length and server.capacity else "",
     )
-
-
-def start_of(server: ServerStatus) -> str:
-    """Where a start is or where it failed, and when it should be ready; nothing where the state says it all."""
-    words = [f"{server.phase} {server.percent:.0f}%"] if server.phase not in ("", server.state) else []
-    if server.eta_s:
-        words.append(f"ready in {duration(server.eta_s)}")
-    return ", ".join(words)
 
 
 # -- what happened -----------------------------------------------------------------------------------------------------

@@ -11,15 +11,15 @@ from msgspec.structs import replace
 
 from tokenmill import configfile, events
 from tokenmill.core.server import SERVING, State
-from tokenmill.core.status import PromptCounts, RunStatus, ServerStatus
+from tokenmill.core.status import ENDED, PromptCounts, RunStatus, ServerStatus
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.folder import Owner, RunFolder, ServerEntry
 from tokenmill.leftovers import end, kill, place, survivors, sweep
 from tokenmill.machine import processes
-from tokenmill.plain import duration, harmless
-from tokenmill.screen import server_name, start_of, to_go
+from tokenmill.plain import duration, start_of, to_go
 from tokenmill.supervise import STOP_GRACE_S
+from tokenmill.untrusted import harmless
 from tokenmill.view import KEPT, LINE_EVERY_S, View
 
 LOOK_S = 0.5
@@ -30,9 +30,6 @@ APART_S = 0.2
 
 SILENT_S = 15.0
 """A living tokenmill renews status.json every second; older than this it is stopped, or its disk is."""
-
-ENDED = ("done", "failed", "stopped", "up")
-"""States that a run is left in; any other one without an owner means that tokenmill was killed."""
 
 
 # -- which run ---------------------------------------------------------------------------------------------------------
@@ -84,7 +81,7 @@ def status_of(folder: RunFolder) -> RunStatus:
         return RunStatus(folder.path.name, "stopped", PromptCounts(), servers, 0.0, None, None)
     known = {(server.node, server.index): server for server in last.servers}
     shown = [_left(entry, known.get(key)) for key, entry in living.items()]
-    state = last.state if last.state in ENDED else "killed"
+    state = last.state if last.state in (*ENDED, "up") else "killed"
     if state == "up" and not entries:
         state = "stopped"  # by `down`
     if state == "up" or (state == "failed" and not entries):
@@ -127,10 +124,8 @@ def status_lines(status: RunStatus) -> Iterator[str]:
     servers = f", {ready}/{len(status.servers)} servers ready" if status.servers else ", no servers"
     yield f"{status.run}: {status.state}{servers}"
     if counts.total:
-        done = counts.total - counts.pending
-        verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
         left = f", {words}" if (words := to_go(status)) else ""
-        yield f"  {done:,}/{counts.total:,} done: {verdicts}{left}"
+        yield f"  {counts.done:,}/{counts.total:,} done: {counts.verdicts}{left}"
     if status.copied:
         yield f"  the last whole copy is {duration(time.time() - status.copied)} old"
     rows = [_row(server) for server in status.servers]
@@ -153,7 +148,7 @@ def _row(server: ServerStatus) -> tuple[str, ...]:
     if server.in_flight or server.tokens_per_s:
         doing = f"{server.in_flight}/{server.capacity} in flight, {server.tokens_per_s:,.0f} tok/s"
     return (
-        f"server {server_name(server)}",
+        f"server {server.name}",
         server.state,
         f"port {server.port}" if server.port else "",
         f"pid {server.pid}" if server.pid else "",

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from tokenmill.core.status import Step
-from tokenmill.plain import duration, gigabytes, harmless, speed
+from tokenmill.plain import duration, gigabytes, speed
+from tokenmill.untrusted import harmless
 
 if TYPE_CHECKING:
     from rich.progress import Progress

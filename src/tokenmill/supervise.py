@@ -15,7 +15,7 @@ from tokenmill.core import capacity, starts
 from tokenmill.core import server as core
 from tokenmill.core.lifecycle import STAGING, step, then
 from tokenmill.core.server import Failure, FailureKind, Server, State, Timing
-from tokenmill.core.status import ServerStatus
+from tokenmill.core.status import ServerStatus, name_of
 from tokenmill.ending import VERIFY_S, Ending
 from tokenmill.engines.base import Spec
 from tokenmill.errors import BrokenError, BusyError, PluginError, PreflightError, RequestError, StoppedError
@@ -73,7 +73,7 @@ class Supervisor:
         self._moved = moved
         self.entry = adopt
         self.server = Server(place.index, timing, owned=not job.config.engine.addresses)
-        self.name = f"{job.node}/{place.index}" if job.node else str(place.index)
+        self.name = name_of(job.node, place.index)
         self.lane: Lane | None = None
         self.grace_s, self.verify_s = STOP_GRACE_S, VERIFY_S
         self.past_weights = asyncio.Event()

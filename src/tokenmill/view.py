@@ -18,10 +18,11 @@ from rich.text import Text
 from tokenmill.core.server import SERVING
 from tokenmill.core.status import RunStatus, ServerStatus
 from tokenmill.events import QUIET_KINDS, Event, now
-from tokenmill.plain import duration, harmless
-from tokenmill.screen import screen, sentence, server_name, start_of, to_go
+from tokenmill.plain import duration, start_of, to_go
+from tokenmill.screen import screen, sentence
 from tokenmill.steps import step_words
 from tokenmill.streams import SafeStream, console, live
+from tokenmill.untrusted import harmless
 
 LINE_EVERY_S = 10.0
 
@@ -186,15 +187,14 @@ def changes(before: Iterable[ServerStatus], servers: Iterable[ServerStatus]) -> 
         new = (server.state, server.phase)
         old = known.get((server.node, server.index))
         if new not in (old, ("starting", "")) and server.state not in TOLD:
-            yield f"server {server_name(server)}: {f'{server.state} {start_of(server)}'.strip()}"
+            yield f"server {server.name}: {f'{server.state} {start_of(server)}'.strip()}"
 
 
 def farewell(last: RunStatus, folder: Path, code: int) -> Iterator[str]:
     """What a finished run says last: counts, and where everything is."""
     counts = last.prompts
-    verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
     speed = f" · {last.tokens:,} tokens in {duration(last.seconds)}, {last.tokens_per_s:,.0f} tok/s"
-    yield f"{verdicts}, {counts.pending:,} pending{speed if last.seconds else ''}"
+    yield f"{counts.verdicts}, {counts.pending:,} pending{speed if last.seconds else ''}"
     yield f"dataset  {folder / 'data'}"
     yield f"report   {folder / 'report.html'}"
     if code == 0:
@@ -209,13 +209,13 @@ def line(status: RunStatus) -> str:
     counts = status.prompts
     ready = f"{sum(server.state in SERVING for server in status.servers)}/{len(status.servers)} servers ready"
     others = [server for server in status.servers if server.state not in SERVING]
-    where = [f"{server_name(server)} {server.state} {start_of(server)}".strip() for server in others]
+    where = [f"{server.name} {server.state} {start_of(server)}".strip() for server in others]
     if status.step is not None:
         return harmless(f"{status.state}: {step_words(status.step)}")
     if not counts.total:
         return harmless(" · ".join((f"{status.state}: {ready}", *where)))
     words = [
-        f"{status.state}: {counts.total - counts.pending:,}/{counts.total:,} done",
+        f"{status.state}: {counts.done:,}/{counts.total:,} done",
         f"{counts.rejected:,} rejected, {counts.failed:,} failed",
         f"{status.tokens_per_s:,.0f} tok/s",
         ready,

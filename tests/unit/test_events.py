@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from tokenmill import cli
 from tokenmill.errors import UsageError
-from tokenmill.events import BLOCK, Event, EventLog, last, read
+from tokenmill.events import Event, EventLog, last, read
 from tokenmill.folder import RunFolder
+from tokenmill.linefile import BLOCK
 
 
 def made(path: Path, *events: Event) -> RunFolder:

@@ -20,12 +20,12 @@ from tokenmill.dataset import current, picked
 from tokenmill.events import Event
 from tokenmill.folder import RunFolder
 from tokenmill.history import Moment, ServerMoment
-from tokenmill.report import Ending, Report
+from tokenmill.report import Ending
 from tokenmill.reporting import columns, course, figures
+from tokenmill.reporting.answer import Report
 from tokenmill.reporting.clock import clock
 from tokenmill.reporting.columns import Columns, Row
 from tokenmill.reporting.notices import MOST, Notices
-from tokenmill.reporting.shown import pieces
 
 NEVER = np.array([])
 
@@ -252,13 +252,6 @@ def test_what_a_model_wrote_stays_text(tmp_path: Path) -> None:
     assert "\x07" not in page
 
 
-def test_what_cannot_be_seen_is_named_and_joiners_stay() -> None:
-    assert pieces("a\u200bb") == [("a", ""), ("U+200B", "ZERO WIDTH SPACE"), ("b", "")]
-    family = "👩\u200d👩\u200d👧 ❤\ufe0f שלום\tx\n"
-    assert pieces(family) == [(family, "")]
-    assert [words for words, name in pieces("\x1b[31m\x00\ud800") if name] == ["U+001B", "U+0000", "U+D800"]
-
-
 def test_a_run_folder_from_before_history_and_an_empty_one_have_a_page(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "old", some(random.Random(1), 40))
     found, page = _write(folder, Ending("stopped", None))
@@ -308,7 +301,7 @@ def test_speculation_and_slots_are_read_from_history(tmp_path: Path) -> None:
         )
         for line in lines
     ]
-    (folder / "history.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, named)))
+    (folder / "history.jsonl").write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in named))
     found, page = _write(folder, Ending("done", 100))
     assert "accepted 2.50 tokens in the mean; server 0 the fewest, 2.00, server 1 the most, 3.00" in page
     assert "Slots were 50% busy" in page

@@ -2,6 +2,21 @@
 
 import msgspec
 
+STEPS = ("preflight", "staging", "starting", "generating", "draining", "sealing", "stopping")
+ENDED = ("done", "stopped", "failed")
+"""A run's states while it goes on, and those that it leaves."""
+
+
+def name_of(node: str, index: int) -> str:
+    """A server's name: its number, with its node in front where there are several."""
+    return f"{node}/{index}" if node else str(index)
+
+
+def by_name(name: str) -> tuple[str, int, str]:
+    """Sorts servers' names: node by node, their numbers as numbers."""
+    node, _, index = name.rpartition("/")
+    return (node, int(index) if index.isdecimal() else -1, index)
+
 
 class ServerStatus(msgspec.Struct, frozen=True):
     """One server. `percent` is of the whole start; rates are tokens a second over the last minute; times in seconds.
@@ -27,6 +42,11 @@ class ServerStatus(msgspec.Struct, frozen=True):
     eta_s: float | None = None
     doing: str = ""
     last_problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """As the server is called everywhere."""
+        return name_of(self.node, self.index)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -61,6 +81,16 @@ class PromptCounts(msgspec.Struct, frozen=True):
     failed: int = 0
     pending: int = 0
 
+    @property
+    def done(self) -> int:
+        """Ids that have a record."""
+        return self.total - self.pending
+
+    @property
+    def verdicts(self) -> str:
+        """In words."""
+        return f"{self.accepted:,} accepted, {self.rejected:,} rejected, {self.failed:,} failed"
+
 
 class GateShare(msgspec.Struct, frozen=True):
     """What the gate counts: `what` is rejected, failed or truncated, `share` of all that ended, `allowed` of a cohort,
@@ -87,7 +117,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """`state` is the run's step: preflight, staging, starting, generating, draining, sealing, done, stopped, failed.
+    """`state` is one of STEPS or ENDED; "up" where servers go on alone; "killed" by those who find it so.
 
     `tokens` came in `seconds` of generating since this start; `tokens_per_s` is of the last minute, and their quotient
     once servers have stopped. `copied` is the Unix time of the newest whole copy in output.copy_to, 0 without one;

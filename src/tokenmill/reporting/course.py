@@ -242,13 +242,6 @@ def _recorded(found: Columns, clock: Clock) -> tuple[Series | None, dict[str, Se
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
-def _changes(happened: Iterable[Event]) -> Iterable[tuple[Event, str, str]]:
-    for event in happened:
-        before, arrow, after = event.text.partition(" → ")
-        if event.kind == "state" and arrow:
-            yield event, before, after
-
-
 def stays(happened: Sequence[Event], end: float, signs: Floats) -> Iterable[Stay]:
     """What each server was, and for how long; the last state lasts until `end`.
 
@@ -256,7 +249,10 @@ def stays(happened: Sequence[Event], end: float, signs: Floats) -> Iterable[Stay
     of all servers held until the last of `signs`, the moments, in order, at which servers were watched for sure.
     """
     now: dict[str, tuple[str, float]] = {}
-    for event, before, after in _changes(happened):
+    for event in happened:
+        if event.change is None:
+            continue
+        before, after = event.change
         if before == "pending" != now.get(event.server, (before, 0.0))[0]:
             place = int(np.searchsorted(signs, event.t))
             last = float(signs[place - 1]) if place else event.t
@@ -278,9 +274,9 @@ def began(happened: Sequence[Event]) -> Iterable[Start]:
     for event in happened:
         if event.kind == "ready" and (found := starts.told(event.text)):
             told[event.server] = found[1]
-        before, arrow, after = event.text.partition(" → ")
-        if event.kind != "state" or not arrow:
+        if event.change is None:
             continue
+        before, after = event.change
         if after == "starting":
             begun[event.server] = event.t
         elif after == "ready" and before in ("canary", "answering") and event.server in begun:
@@ -296,9 +292,9 @@ def losses(happened: Sequence[Event]) -> Iterable[Loss]:
     for event in happened:
         if event.kind == "server" and event.level == "warn":
             said[event.server] = event
-        before, arrow, after = event.text.partition(" → ")
-        if event.kind != "state" or not arrow:
+        if event.change is None:
             continue
+        before, after = event.change
         if after in DOWN and before in LIVE and event.server not in away:
             cause = said.pop(event.server, None)
             away[event.server] = Loss(event.server, event.t, cause.text if cause else "", None)

@@ -1,7 +1,6 @@
 """A few completions to look at: of each kind of bad one, and good ones. Thought and answer apart."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,12 +9,15 @@ from tokenmill import dataset
 from tokenmill.core import judge
 from tokenmill.core.judge import Verdict
 from tokenmill.core.records import NULL, Record
-from tokenmill.dataset import Id
+from tokenmill.dataset import Id, turns
 from tokenmill.reporting.gather import Gathered
-from tokenmill.reporting.shown import cut
+from tokenmill.untrusted import cut
 
 KINDS, OF_A_KIND = 14, 2
 """Sets of labels, the most frequent ones, and records of each: what a person looks at, no more."""
+
+CHARS = 2200
+"""Of a text: a page of it."""
 
 TURNS = 2
 """The last of a prompt that are shown."""
@@ -80,18 +82,8 @@ def _example(record: Record, verdict: Verdict, labels: Sequence[str]) -> Example
         finish_reason=record.finish_reason,
         thought_tokens=record.reasoning_tokens,
         output_tokens=record.output_tokens,
-        prompt=_prompt(record),
-        thought=cut(record.reasoning),
-        answer=cut(record.answer),
-        error=cut(record.error),
+        prompt=[(role, cut(text, CHARS)) for role, text in turns(record)[-TURNS:]],
+        thought=cut(record.reasoning, CHARS),
+        answer=cut(record.answer, CHARS),
+        error=cut(record.error, CHARS),
     )
-
-
-def _prompt(record: Record) -> list[tuple[str, str]]:
-    messages: Any = msgspec.json.decode(record.messages)
-    turns = [] if messages is None else messages[-TURNS:]
-    return [(str(one.get("role", "")), cut(_content(one.get("content")))) for one in turns]
-
-
-def _content(content: object) -> str:
-    return content if isinstance(content, str) else msgspec.json.encode(content).decode()

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from tokenmill.core.records import PROMPT_FAULTS
+from tokenmill.core.status import by_name
 from tokenmill.reporting.columns import ACCEPTED, FAILED, REJECTED, Columns, Ints
 
 CUTS = (2048, 4096, 8192)
@@ -163,12 +164,8 @@ def finish_reasons(found: Columns) -> dict[str, int]:
 
 def server_order(found: Columns) -> list[int]:
     """The servers' numbers in the order of their names, node by node; without failures that no server had part in."""
-
-    def key(number: int) -> tuple[str, int, str]:
-        node, _, index = found.servers[number].rpartition("/")
-        return (node, int(index) if index.isdigit() else -1, index)
-
-    return sorted((number for number, name in enumerate(found.servers) if name), key=key)
+    named = (number for number, name in enumerate(found.servers) if name)
+    return sorted(named, key=lambda number: by_name(found.servers[number]))
 
 
 def servers(found: Columns, on_s: float) -> list[ServerFigures]:

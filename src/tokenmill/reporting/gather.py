@@ -12,6 +12,7 @@ import numpy as np
 from tokenmill import configfile, dataset, environment, events, history, settings
 from tokenmill.config import Config, rules_of
 from tokenmill.core.judge import Rules
+from tokenmill.core.status import ENDED
 from tokenmill.environment import Environment
 from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.events import Event
@@ -33,8 +34,6 @@ STARTING_MOST_S = 3600.0
 
 STILL = 2 * history.EVERY_S
 """The run was on for so long after a line of history.jsonl, unless that says otherwise."""
-
-OVER = frozenset({"done", "stopped", "failed"})
 
 
 @dataclass
@@ -73,7 +72,7 @@ class Gathered:
         found = self.columns
         timed = found.began > 0
         intervals = [(found.began[timed], found.ended[timed])]
-        told = [(t, t + STILL * (state not in OVER)) for t, state, _ in self.moments]
+        told = [(t, t + STILL * (state not in ENDED)) for t, state, _ in self.moments]
         while len(told) > 1 and told[-2][1] > told[-1][1]:
             told.pop(-2)  # the run was over before its last moment's time was
         moments = np.array(told, dtype=np.float64).reshape(-1, 2)

@@ -7,12 +7,14 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
+from tokenmill.core.status import by_name
 from tokenmill.plain import duration
-from tokenmill.report import Report
-from tokenmill.reporting import captions, charts, shown
+from tokenmill.reporting import captions, charts
+from tokenmill.reporting.answer import Report
 from tokenmill.reporting.charts import Mark, Path, Plot
 from tokenmill.reporting.clock import Clock
 from tokenmill.reporting.figures import CUTS
+from tokenmill.untrusted import pieces
 
 MATRIX = 12
 """Servers in the table of labels by server: more columns do not fit on paper."""
@@ -42,7 +44,7 @@ def render(report: Report, clock: Clock) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(pieces=shown.pieces, moment=_moment, day=_day, duration=duration, share=charts.share)
+    environment.filters.update(pieces=pieces, moment=_moment, day=_day, duration=duration, share=charts.share)
     template = environment.get_template("report.html.j2")
     return template.render(
         report=report,
@@ -75,7 +77,7 @@ def _course(report: Report, clock: Clock) -> list[Figure]:
     has_pace = bool(report.output_tokens)
     plot = charts.over_time(clock, "", "tokens/s", [(went.tokens_per_s, "line")], area=True, marks=lost)
     figures.append(Figure(plot if has_pace else None, "Throughput", pace))
-    known = sorted({*names, *(stay.server for stay in went.stays)}, key=_order)
+    known = sorted({*names, *(stay.server for stay in went.stays)}, key=by_name)
     words = captions.lost(went.losses, len(known) if went.stays else 0)
     if len(known) > charts.ROWS:
         often = Counter(loss.server for loss in went.losses)
@@ -102,11 +104,6 @@ def _course(report: Report, clock: Clock) -> list[Figure]:
         plot = charts.over_time(clock, "", "tokens a step", lines, keys=keys, levels=[(1.0, "no draft accepted")])
         figures.append(Figure(plot, "Accept length", captions.accept(went, report.servers)))
     return figures
-
-
-def _order(name: str) -> tuple[str, int, str]:
-    node, _, index = name.rpartition("/")
-    return (node, int(index) if index.isdigit() else -1, index)
 
 
 def _made(report: Report) -> list[Figure]:

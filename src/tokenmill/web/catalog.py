@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill import store
+from tokenmill import linefile, store
 from tokenmill.core import judge
 from tokenmill.core.judge import Rules, Verdict
 from tokenmill.core.records import Record
-from tokenmill.dataset import from_row, lines_backwards, opened
+from tokenmill.dataset import from_row, opened
 from tokenmill.prompts import key_hash
 
 KEPT = 200
@@ -269,7 +269,7 @@ def _tail(path: Path, count: int) -> list[Record]:
     found: list[Record] = []
     try:
         with path.open("rb") as file:
-            for line, _ in lines_backwards(file):
+            for line, _ in linefile.backwards(file):
                 if len(found) >= count:
                     break
                 if store.is_whole(line):

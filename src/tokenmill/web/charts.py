@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import msgspec
 
+from tokenmill.core.status import by_name
 from tokenmill.history import Moment, ServerMoment
 from tokenmill.web.timeline import GAP_S
 
@@ -37,9 +38,9 @@ class Columns(msgspec.Struct, frozen=True):
 def columns(moments: Sequence[Moment]) -> Columns:
     """The lines of all moments, with a point without values in each gap."""
     spaced = _spaced(moments)
-    names = sorted({server.name for _, moment in spaced if moment for server in moment.servers})
+    names = sorted({server.name for _, moment in spaced if moment for server in moment.servers}, key=by_name)
     labels = sorted({label for _, moment in spaced if moment for label in moment.labels})
-    by_name = [({server.name: server for server in moment.servers} if moment else {}) for _, moment in spaced]
+    found = [({server.name: server for server in moment.servers} if moment else {}) for _, moment in spaced]
     return Columns(
         t=[round(t, 1) for t, _ in spaced],
         tokens_per_s=[moment.tokens_per_s if moment else None for _, moment in spaced],
@@ -50,7 +51,7 @@ def columns(moments: Sequence[Moment]) -> Columns:
             label: _per_minute(spaced, [moment.labels.get(label, 0) if moment else 0 for _, moment in spaced])
             for label in labels
         },
-        servers={name: _of_server([found.get(name) for found in by_name]) for name in names},
+        servers={name: _of_server([moment.get(name) for moment in found]) for name in names},
     )
 
 

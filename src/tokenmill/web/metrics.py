@@ -11,15 +11,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 
 from tokenmill import __version__
 from tokenmill.core.server import State
-from tokenmill.core.status import RunStatus, ServerStatus
+from tokenmill.core.status import ENDED, STEPS, RunStatus, ServerStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-RUN_STATES = (
-    *("preflight", "staging", "starting", "generating", "draining", "sealing", "stopping"),
-    *("done", "stopped", "failed", "up", "killed"),
-)
-"""Of core.status.RunStatus, and those that only someone outside can tell (servers.status_of)."""
+RUN_STATES = (*STEPS, *ENDED, "up", "killed")
 
 PER_SERVER: tuple[tuple[str, str, Callable[[ServerStatus], float | None]], ...] = (
     ("in_flight_requests", "Requests that the server works on", lambda server: server.in_flight),
@@ -72,7 +68,7 @@ def _of_run(status: RunStatus) -> Iterator[Metric]:
 
 
 def _of_servers(servers: tuple[ServerStatus, ...]) -> Iterator[Metric]:
-    names = [f"{server.node}/{server.index}" if server.node else str(server.index) for server in servers]
+    names = [server.name for server in servers]
     states = GaugeMetricFamily("tokenmill_server_state", "1 for the state the server is in", labels=["server", "state"])
     restarts = CounterMetricFamily("tokenmill_server_restarts", "Restarts since this start", labels=["server"])
     for name, server in zip(names, servers, strict=True):

@@ -4,12 +4,9 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.engines.base import decode_json
-from tokenmill.errors import BrokenError
+from tokenmill.dataset import turns
+from tokenmill.untrusted import cut, visible
 from tokenmill.web.catalog import Found
-from tokenmill.web.visible import cut, visible
-
-_any = msgspec.json.Decoder(Any)
 
 LIST_CHARS = 4000
 """Of a text in a list: ten records with four texts each stay below 200 kB."""
@@ -51,7 +48,7 @@ def shown(found: Found, *, whole: bool = False) -> Shown:
     record, most = found.record, WHOLE_CHARS if whole else LIST_CHARS
     return Shown(
         key=record.key,
-        name=cut(record.key, LIST_CHARS),
+        name=_seen(record.key),
         sample=record.sample,
         turn=record.turn,
         attempt=record.attempt,
@@ -59,7 +56,7 @@ def shown(found: Found, *, whole: bool = False) -> Shown:
         labels=tuple(map(visible, found.labels)),
         superseded=found.superseded,
         server=visible(record.server),
-        finish_reason=cut(record.finish_reason, LIST_CHARS),
+        finish_reason=_seen(record.finish_reason),
         prompt_tokens=record.prompt_tokens,
         output_tokens=record.output_tokens,
         reasoning_tokens=record.reasoning_tokens,
@@ -67,28 +64,16 @@ def shown(found: Found, *, whole: bool = False) -> Shown:
         accept_length=record.accept_length,
         started=record.started,
         seconds=record.seconds,
-        messages=_messages(record.messages, most)[0 if whole else -2 :],
-        thought=cut(record.reasoning, most),
-        answer=cut(record.answer, most),
-        error=cut(record.error, most),
-        raw=cut(record.text, most) if whole else "",
+        messages=[(visible(role), _seen(text, most)) for role, text in turns(record)[0 if whole else -2 :]],
+        thought=_seen(record.reasoning, most),
+        answer=_seen(record.answer, most),
+        error=_seen(record.error, most),
+        raw=_seen(record.text, most) if whole else "",
     )
 
 
-def _messages(raw: msgspec.Raw, most: int) -> list[tuple[str, str]]:
-    try:
-        found, _ = decode_json(bytes(raw), _any)
-    except BrokenError:
-        return [("", cut(bytes(raw).decode("utf-8", "replace"), most))]
-    return [
-        (visible(str(message.get("role", ""))), cut(_content(message.get("content")), most))
-        for message in (found if isinstance(found, list) else [])
-        if isinstance(message, dict)
-    ]
-
-
-def _content(content: Any) -> str:
-    return content if isinstance(content, str) else msgspec.json.encode(content).decode()
+def _seen(text: str, most: int = LIST_CHARS) -> str:
+    return visible(cut(text, most))
 
 
 def safe(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """When each server was in which state, from a run's events; and when nobody ran the run. Pure."""
 
-import re
 from collections import deque
 
 import msgspec
@@ -13,8 +12,6 @@ KEPT = 500
 
 GAP_S = 6 * EVERY_S
 """Without a moment for so long, tokenmill was not there."""
-
-_CHANGE = re.compile(r"(\S*) → (\S+)")
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
@@ -34,9 +31,9 @@ class Timeline:
 
     def event(self, event: Event) -> None:
         """An event of kind `state` is a change."""
-        if event.kind == "state" and (found := _CHANGE.fullmatch(event.text)):
+        if event.change is not None:
             changes = self.servers.setdefault(event.server, deque(maxlen=KEPT))
-            changes.append(Change(event.t, found[2]))
+            changes.append(Change(event.t, event.change[1]))
 
     def moment(self, moment: Moment) -> None:
         """Two moments that lie far apart have a gap between them."""

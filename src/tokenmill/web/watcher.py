@@ -20,11 +20,11 @@ from tokenmill.folder import RunFolder
 from tokenmill.history import Moment, Thinned, moment
 from tokenmill.logs import Log, numbers
 from tokenmill.servers import status_of
+from tokenmill.untrusted import log_line
 from tokenmill.web.catalog import Catalog
 from tokenmill.web.charts import columns
 from tokenmill.web.shown import safe
 from tokenmill.web.timeline import Timeline
-from tokenmill.web.visible import log_line
 
 EVENTS = 200
 """The newest events that are shown: what went before is in events.jsonl."""

@@ -10,7 +10,7 @@ from aiohttp import DummyCookieJar, web
 from aiohttp.test_utils import TestClient, TestServer
 
 from tests.unit.make import record
-from tokenmill import store
+from tokenmill import linefile, store
 from tokenmill.core.records import Record
 from tokenmill.core.status import PromptCounts, RunStatus
 from tokenmill.events import Event, EventLog
@@ -36,9 +36,9 @@ def run_folder(path: Path, records: Sequence[Record] = (), *, state: str = "done
     log = EventLog(folder.events)
     log.add(Event(1_700_000_000.0, "state", "pending → starting", "0"))
     log.add(Event(1_700_000_010.0, "state", "starting → ready", "0"))
-    folder.history.write_bytes(
-        b"\n".join(msgspec.json.encode(Moment(1_700_000_000.0 + 10 * n, "generating", accepted=n)) for n in range(3))
-    )
+    for n in range(3):
+        moment = Moment(1_700_000_000.0 + 10 * n, "generating", accepted=n)
+        linefile.append(folder.history, msgspec.json.encode(moment))
     folder.log(0).write_text("a line\n\x1b[31mred\x1b[0m \u202eturned\n")
     return folder
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.make import record
 from tests.unit.web.living import event, page, run_folder
+from tokenmill import linefile
 from tokenmill.core.records import Parts
 from tokenmill.errors import UsageError
 from tokenmill.events import Event, EventLog
@@ -234,8 +235,7 @@ def test_events_and_points_come_as_they_happen(tmp_path: Path) -> None:
             await watched.look()
             assert feed.empty()  # nothing new, nothing told
             EventLog(folder.events).add(Event(1_700_000_050.0, "state", "ready → failed", "0"))
-            with folder.history.open("ab") as out:
-                out.write(b'\n{"t":1700000030.0,"state":"generating","accepted":9}')
+            linefile.append(folder.history, b'{"t":1700000030.0,"state":"generating","accepted":9}')
             await watched.look()
             names = []
             while not feed.empty():
