@@ -25,6 +25,9 @@ Tell = Callable[[str], None]
 LOOK_S = 0.2
 """Between two pictures of a bar."""
 
+MANY = 64
+"""From so many items on, one in so many looks at the clock: a million looks would take 0.4 s."""
+
 AFTER_S, EVERY_S = 2.0, 10.0
 """Lines: the first one after so long, since what is over by then needs none; then not to fill a screen."""
 
@@ -130,7 +133,8 @@ def counted(
     with Meter(tell, what, total=total, unit=unit, clock=clock) as meter:
         for number, item in enumerate(items, 1):
             yield item
-            meter.at(number)
+            if number < MANY or number % MANY == 0:
+                meter.at(number)
 
 
 def step_words(step: Step) -> str:

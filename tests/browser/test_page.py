@@ -21,6 +21,7 @@ from tests.unit.make import record
 from tests.unit.web.living import run_folder
 from tokenmill import quickstart
 from tokenmill.core.records import Parts
+from tokenmill.core.status import GateShare
 from tokenmill.folder import RunFolder
 
 ATTACK = "<img src=x onerror=document.title='hacked'><script>document.title='hacked'</script>"
@@ -29,6 +30,8 @@ SHORT = "<img src=x onerror=document.title='hacked'>"
 
 PROMPTS = 500
 """More than it can answer while the test looks."""
+
+GATE = (GateShare("rejected", 0.1, 0.2, 0.15), GateShare("truncated", 0.0, 0.5, 0.0))
 
 COUNTS = ("accepted", "rejected", "failed", "pending")
 
@@ -65,7 +68,7 @@ def ended(tmp_path: Path) -> RunFolder:
     folder.log(0).write_text(f"{ATTACK}\n")
     status = folder.status()
     assert status is not None
-    folder.write_status(msgspec.structs.replace(status, message=ATTACK, labels={ATTACK: 1}))
+    folder.write_status(msgspec.structs.replace(status, message=ATTACK, labels={ATTACK: 1}, gate=GATE))
     return folder
 
 
@@ -159,6 +162,11 @@ def test_what_attacks_the_page_stays_text(browser: Browser, ended: RunFolder) ->
         page.select_option("#log", "0")
         until(page, "() => document.getElementById('lines').textContent.includes('onerror')")
         assert ATTACK in page.inner_text("#labels")
+        assert page.locator("#gate li").all_inner_texts() == [
+            "rejected 10.0% of 20% allowed (worst cohort 15.0%)",
+            "cut off 0.0% of 50%",
+        ]
+        assert page.locator("#gate .warn").count() == 1
         assert page.inner_text("#message") == ATTACK
         page.select_option("#label", "request_refused")
         page.wait_for_selector("#records h3:has-text('refused')")
@@ -188,8 +196,8 @@ def test_everything_is_reached_by_keyboard(browser: Browser, ended: RunFolder) -
             assert name in met, met
         page.keyboard.type("k3")
         page.keyboard.press("Enter")
-        page.wait_for_selector("#records h3:has-text('k3')")
-        assert page.locator("#records article").count() == 1
+        until(page, "() => document.querySelectorAll('#records article').length === 1")
+        assert "k3" in page.inner_text("#records h3")
         page.focus("figure >> nth=0 >> [role=img]")
         last = points(page)
         page.keyboard.press("ArrowLeft")

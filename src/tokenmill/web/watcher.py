@@ -19,7 +19,9 @@ from tokenmill.events import Event
 from tokenmill.folder import RunFolder
 from tokenmill.history import Moment, Thinned, moment
 from tokenmill.logs import Log, numbers
+from tokenmill.plain import against_gate, to_go
 from tokenmill.servers import status_of
+from tokenmill.steps import step_words
 from tokenmill.untrusted import log_line
 from tokenmill.web.catalog import Catalog
 from tokenmill.web.charts import columns
@@ -91,6 +93,7 @@ class Watcher:
         return {
             "status": self.status,
             "live": self._live,
+            "words": _words(self.status) if self.status else {},
             "catalog": {**catalog, "trouble": self.trouble},
             "logs": numbers(self.folder),
             "now": time.time(),
@@ -160,6 +163,12 @@ class LogTail:
     @staticmethod
     def _lines(lines: list[str]) -> list[str]:
         return [log_line(line, LINE_CHARS) for line in lines]
+
+
+def _words(status: RunStatus) -> dict[str, Any]:
+    """What the terminal says in the same words; of a share of the gate, also whether it is near what is allowed."""
+    step = step_words(status.step) if status.step else ""
+    return {"to_go": to_go(status), "step": step, "gate": list(against_gate(status.gate))}
 
 
 def own_file(folder: RunFolder, path: Path) -> Path:

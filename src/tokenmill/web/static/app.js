@@ -66,16 +66,16 @@ function show(now) {
   $("mean").textContent = status.seconds ? count(status.tokens / status.seconds) : "–";
   $("tokens").textContent = count(status.tokens);
   $("slots_busy").textContent = status.slots_busy === null ? "–" : percent(status.slots_busy);
-  $("eta").textContent = duration(status.eta_s);
+  $("eta").textContent = now.words.to_go.replace(/ to go$/, "") || "–";
+  $("step").hidden = !now.words.step;
+  $("step").textContent = now.words.step;
   age("written", status.written, now);
   age("copied", status.copied, now);
   $("message").hidden = !status.message;
   $("message").textContent = status.message;
+  chips("gate", now.words.gate.map(([text, near]) => el("li", { class: near ? "warn" : "", text })));
   const labels = Object.entries(status.labels).sort((a, b) => b[1] - a[1]);
-  $("labels").replaceChildren(
-    ...labels.map(([name, n]) => el("li", { text: `${name} ${count(n)} (${percent(done ? n / done : 0)})` })),
-    ...(labels.length ? [] : [el("li", { text: "none" })]),
-  );
+  chips("labels", labels.map(([name, n]) => el("li", { text: `${name} ${count(n)} (${percent(done ? n / done : 0)})` })));
   $("findings").replaceChildren(
     ...status.findings.map((found) =>
       el("p", { class: "notice", text: `server ${found.server}: ${found.text}${found.fix ? `\nfix: ${found.fix}` : ""}` })),
@@ -86,6 +86,10 @@ function show(now) {
   options($("log"), now.logs, "none");
   renewRecords(now);
   renewLogs();
+}
+
+function chips(id, items) {
+  $(id).replaceChildren(...(items.length ? items : [el("li", { text: "none" })]));
 }
 
 function age(id, then, now) {

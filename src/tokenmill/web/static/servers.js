@@ -25,7 +25,7 @@ export function showServers(servers) {
       cell(server.capacity ? count(server.tokens_per_s) : ""),
       cell(server.accept_length ? server.accept_length.toFixed(2) : ""),
       cell(server.restarts ? String(server.restarts) : ""),
-      cell(server.last_error || server.doing));
+      cell(server.last_error || server.doing || server.last_problem));
   }));
 }
 
