@@ -34,16 +34,21 @@ class Identified(msgspec.Struct, gc=False):
     turn: int
 
 
-class Brief(Identified, gc=False):
-    """A record without its texts and ids: what accounts and verdicts need."""
+class Measured(Identified, gc=False):
+    """What a verdict is made of."""
 
-    cohort: int
-    digest: str
-    settings: str
     labels: list[str]
     reasoning_tokens: int
     repetition: float
     thinking: bool
+
+
+class Brief(Measured, gc=False):
+    """A record without its texts and ids: what accounts need."""
+
+    cohort: int
+    digest: str
+    settings: str
     prompt_tokens: int
     output_tokens: int
     finish_reason: str

@@ -34,7 +34,9 @@ EVENT_LINES, FINDINGS, LABELS = 3, 4, 6
 """Lines of one event, findings, labels at most."""
 
 _STYLE = {"ready": "green", "failed": "red", "quarantined": "red", "backoff": "yellow", "suspect": "yellow"}
-_LEVEL = {"warn": "yellow", "error": "red"}
+LEVEL = {"warn": "yellow", "error": "red"}
+"""Colours of events; a word says it, too."""
+
 _TROUBLE = ("failed", "quarantined", "backoff", "suspect", "stopping", "pending", "starting", "answering", "canary")
 """Which servers are shown first where not all have room."""
 
@@ -212,7 +214,7 @@ def _events(events: Sequence[Event], width: int, room: int) -> list[Text]:
 
 
 def _event(event: Event, width: int) -> Iterator[Text]:
-    style = _LEVEL.get(event.level, "")
+    style = LEVEL.get(event.level, "")
     yield from _wrapped(f"{time.strftime('%H:%M:%S', time.localtime(event.t))} {sentence(event)}", width, style)
     if event.fix:
         yield Text(harmless(f"         fix: {event.fix}"), style="dim")

@@ -160,12 +160,13 @@ def shown() -> Iterator[Tell]:
     from rich.table import Column
     from rich.text import Text
 
-    from tokenmill.streams import console, live
+    from tokenmill.streams import console, in_front, live, stoppable
 
     out = console()
     if not live(out):
         yield lambda text: out.print(Text(harmless(text, lines=True)), soft_wrap=True)
         return
     words = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
-    with Progress(BarColumn(BAR), words, console=out, transient=True) as bars:
+    bars = Progress(BarColumn(BAR), words, console=out, transient=True)
+    with bars, stoppable(bars.stop, lambda: bars.start() if in_front(out) else None):
         yield _Barred(lambda text: out.print(Text(harmless(text, lines=True))), bars)

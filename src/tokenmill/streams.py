@@ -1,8 +1,12 @@
-"""Streams that may go away: a lost terminal ends no run."""
+"""Streams that may go away: a lost terminal ends no run, and one that is asked back is given back as it was."""
 
 import io
 import os
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -56,3 +60,33 @@ def console(stream: TextIO | None = None) -> Console:
 def live(out: Console) -> bool:
     """Whether a picture can be drawn there, again and again."""
     return out.is_terminal and not out.is_dumb_terminal
+
+
+def in_front(out: Console) -> bool:
+    """Whether the terminal is ours: a job that goes on in the background must not draw on the shell's lines."""
+    try:
+        return os.tcgetpgrp(out.file.fileno()) == os.getpgrp()
+    except (OSError, ValueError):
+        return True
+
+
+@contextmanager
+def stoppable(leave: Callable[[], None], come_back: Callable[[], None]) -> Iterator[None]:
+    """For the scope, Ctrl-Z first lets go of the terminal (`leave`) and then stops; `fg` and `bg` `come_back`."""
+    mine = threading.current_thread() is threading.main_thread()
+    if not mine or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        leave()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)  # to this thread: what follows comes after SIGCONT
+        signal.signal(signal.SIGTSTP, stop)
+        come_back()
+
+    signal.signal(signal.SIGTSTP, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)

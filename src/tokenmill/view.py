@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console, ConsoleDimensions, Group
@@ -19,9 +20,9 @@ from tokenmill.core.server import SERVING
 from tokenmill.core.status import RunStatus, ServerStatus
 from tokenmill.events import QUIET_KINDS, Event, now
 from tokenmill.plain import duration, start_of, to_go
-from tokenmill.screen import screen, sentence
+from tokenmill.screen import LEVEL, screen, sentence
 from tokenmill.steps import step_words
-from tokenmill.streams import SafeStream, console, live
+from tokenmill.streams import SafeStream, console, in_front, live, stoppable
 from tokenmill.untrusted import harmless
 
 LINE_EVERY_S = 10.0
@@ -47,6 +48,7 @@ class View:
         self._out = out or console()
         self._log = log
         self._live: Live | None = None
+        self._scope = ExitStack()
         self._drawn_at = 0.0
         self._shown_at = 0.0
         self._last: RunStatus | None = None
@@ -61,6 +63,7 @@ class View:
             self._live = Live(console=self._out, screen=True, auto_refresh=False, redirect_stderr=False)
             self._stderr, sys.stderr = sys.stderr, _Said(self.say)
             self._live.start()
+            self._scope.enter_context(stoppable(self._live.stop, self._draw))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,6 +77,7 @@ class View:
         if self._live is None:
             return False
         live, self._live = self._live, None
+        self._scope.close()
         sys.stderr = self._stderr
         live.stop()
         return True
@@ -127,6 +131,10 @@ class View:
         moment = time.monotonic()
         if self._live is None or (soon and moment - self._drawn_at < APART_S):
             return
+        if not self._live.is_started:  # since Ctrl-Z
+            if not in_front(self._out):
+                return
+            self._live.start()
         self._drawn_at = moment
         self._out.size = _size(self._out)
         self._live.update(Group(*screen(self._last, tuple(self._events), *self._out.size)), refresh=True)
@@ -174,7 +182,7 @@ def _size(out: Console) -> ConsoleDimensions:
 
 def _lines(event: Event) -> Iterator[tuple[str, str]]:
     """An event's lines, each with its style."""
-    yield harmless(sentence(event)), {"warn": "yellow", "error": "red"}.get(event.level, "")
+    yield harmless(sentence(event)), LEVEL.get(event.level, "")
     yield from ((f"    {harmless(words)}", "dim") for words in event.lines)
     if event.fix:
         yield f"    fix: {harmless(event.fix)}", "dim"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pyte
@@ -31,18 +31,16 @@ print("the end")
 
 
 class Terminal:
-    """A pseudo-terminal of a size, with an emulator behind it."""
+    """A pseudo-terminal of a size, with an emulator behind it and a command in front."""
 
-    def __init__(self, env: Mapping[str, str], looks: int, columns: int, lines: int) -> None:
+    def __init__(self, env: Mapping[str, str], command: Sequence[str], columns: int, lines: int) -> None:
         self.near, far = pty.openpty()
         self._columns, self._lines = columns, lines
         self.screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self.screen)
         self.raw = b""
         self._size(columns, lines)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(looks)], stdin=far, stdout=far, stderr=far, env={**os.environ, **env}
-        )
+        self.process = subprocess.Popen(command, stdin=far, stdout=far, stderr=far, env={**os.environ, **env})
         os.close(far)
 
     def _size(self, columns: int, lines: int) -> None:
@@ -70,10 +68,22 @@ class Terminal:
             assert self.read(), "\n".join(self.screen.display)
         return list(self.screen.display)
 
+    def types(self, keys: str, *, until: bytes) -> bytes:
+        """What comes after these keys, up to and with some bytes."""
+        at, deadline = len(self.raw), time.monotonic() + 30
+        os.write(self.near, keys.encode())
+        while until not in self.raw[at:]:
+            assert time.monotonic() < deadline, self.raw[at:]
+            assert self.read(), self.raw[at:]
+        return self.raw[at:]
+
 
 @contextmanager
-def terminal(env: Mapping[str, str], looks: int = 400, size: tuple[int, int] = (80, 24)) -> Iterator[Terminal]:
-    made = Terminal({"TERM": "xterm-256color", "COLUMNS": "33", "LINES": "7", **env}, looks, *size)
+def terminal(
+    env: Mapping[str, str], looks: int = 400, size: tuple[int, int] = (80, 24), command: Sequence[str] = ()
+) -> Iterator[Terminal]:
+    command = command or (sys.executable, "-c", PROGRAM, str(looks))
+    made = Terminal({"TERM": "xterm-256color", "COLUMNS": "33", "LINES": "7", **env}, command, *size)
     try:
         yield made
     finally:
@@ -118,6 +128,26 @@ def test_the_terminal_is_given_back_with_what_was_said() -> None:
     for words in ("server 3: it was killed by SIGKILL; started again in 5 s", "evil  text", "a stray word", "the end"):
         assert words in after
     assert "\033[?25h" in text, "the cursor is there again"
+
+
+SHELL = ("setsid", "--ctty", "bash", "--norc", "--noprofile", "-i")
+
+
+def test_a_run_that_is_stopped_by_hand_gives_the_terminal_back_and_takes_it_again_in_front() -> None:
+    env = {"PYTHON": sys.executable, "PROGRAM": PROGRAM, "PS1": "ready> "}
+    with terminal(env, command=SHELL) as made:
+        made.types('"$PYTHON" -c "$PROGRAM" 4000\n', until=b"902,087 prompts done")
+        stopped = made.types("\x1a", until=b"Stopped")
+        assert b"\x1b[?1049l" in stopped
+        assert b"\x1b[?25h" in stopped
+        made.types("bg\n", until=b"ready> ")
+        assert b"\x1b[?1049h" not in made.types("sleep 0.3; echo o''k\n", until=b"ok")
+        made.types("fg\n", until=b"902,087 prompts done")
+        assert b"\x1b[?1049h" in made.raw[made.raw.rindex(b"Stopped") :]
+        ended = made.types("\x03", until=b"ready> ")
+        assert b"\x1b[?1049l" in ended
+        made.types("exit\n", until=b"exit")
+        assert made.process.wait(20) == 130
 
 
 @pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"TERM": "unknown"}])

@@ -8,41 +8,12 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
+from tests.unit.test_screen import STATUS, server
 from tokenmill import streams, view
-from tokenmill.core.status import PromptCounts, RunStatus, ServerStatus, Step
+from tokenmill.core.status import PromptCounts, RunStatus, Step
 from tokenmill.events import Event
 from tokenmill.streams import SafeStream
 from tokenmill.view import View
-
-
-def server(index: int = 0, state: str = "ready", **fields: object) -> ServerStatus:
-    base: dict[str, object] = {
-        "node": "",
-        "gpu": str(index),
-        "port": 30000 + index,
-        "pid": 1,
-        "phase": "",
-        "percent": 0.0,
-        "in_flight": 12,
-        "capacity": 16,
-        "tokens_per_s": 2345.6,
-        "accept_length": 3.14,
-        "restarts": 0,
-        "last_error": "",
-    }
-    return ServerStatus(index=index, state=state, **{**base, **fields})  # type: ignore[arg-type]
-
-
-STATUS = RunStatus(
-    run="qwen36-regen",
-    state="generating",
-    prompts=PromptCounts(902_087, 500_000, 1_234, 56, 400_797),
-    servers=(server(0), server(1, "suspect"), server(2, "starting", phase="weights", percent=40.0, capacity=0)),
-    tokens_per_s=14_000.4,
-    eta_s=12_000.0,
-    slots_busy=0.987,
-    labels={"empty": 3, "repetition": 1_200, "aborted": 56},
-)
 
 
 # -- text --------------------------------------------------------------------------------------------------------------

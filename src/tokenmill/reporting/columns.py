@@ -15,7 +15,7 @@ import xxhash
 
 from tokenmill.core import judge
 from tokenmill.core.judge import Rules, Verdict
-from tokenmill.dataset import Id, Identified
+from tokenmill.dataset import Id, Measured
 
 KEPT = 3
 """Ids of each set of labels, for the examples."""
@@ -29,13 +29,9 @@ Ints = npt.NDArray[np.unsignedinteger[Any]]
 Flags = npt.NDArray[np.bool_]
 
 
-class Row(Identified, gc=False):
+class Row(Measured, gc=False):
     """What is read of a record."""
 
-    labels: list[str]
-    reasoning_tokens: int
-    repetition: float
-    thinking: bool
     prompt_tokens: int
     output_tokens: int
     finish_reason: str

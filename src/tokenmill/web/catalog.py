@@ -21,7 +21,7 @@ from tokenmill import linefile, store
 from tokenmill.core import judge
 from tokenmill.core.judge import Rules, Verdict
 from tokenmill.core.records import Record
-from tokenmill.dataset import from_row, opened
+from tokenmill.dataset import Id, Measured, from_row, opened
 from tokenmill.prompts import key_hash
 
 KEPT = 200
@@ -33,27 +33,11 @@ CHUNKS = 16
 STEP_BYTES = 32 << 20
 """Of a journal, taken in at once: half a second."""
 
-COLUMNS = ["key", "sample", "turn", "labels", "reasoning_tokens", "repetition", "thinking"]
-
 ALL = ""
 """The label under which all that is not accepted stands."""
 
-Id = tuple[str, int, int]
 
-
-class _Measured(msgspec.Struct, gc=False):
-    """What a verdict needs, of a journal's line."""
-
-    key: str
-    sample: int
-    turn: int
-    labels: list[str]
-    reasoning_tokens: int
-    repetition: float
-    thinking: bool
-
-
-_measured = msgspec.json.Decoder(_Measured)
+_measured = msgspec.json.Decoder(Measured)
 _record = msgspec.json.Decoder(Record)
 
 
@@ -180,14 +164,14 @@ class Catalog:
         hashes: list[int] = []
         with opened(path) as file:
             for group in range(file.num_row_groups):
-                table = file.read_row_group(group, columns=COLUMNS)
+                table = file.read_row_group(group, columns=list(Measured.__struct_fields__))
                 hashes += map(key_hash, table.column("key").to_pylist())
                 suspicious = np.flatnonzero(_may_be_labelled(table, self.rules))
                 for row in table.take(suspicious).to_pylist() if len(suspicious) else ():
-                    self._rate(_Measured(**row))
+                    self._rate(Measured(**row))
         self._files[path] = _File((_Chunk.of(hashes, np.arange(len(hashes), dtype=np.uint64)),), rows=len(hashes))
 
-    def _rate(self, found: _Measured) -> None:
+    def _rate(self, found: Measured) -> None:
         verdict, labels = judge.judged(found, self.rules)
         if not labels:
             return
