@@ -120,7 +120,9 @@ def _chosen(folder: RunFolder, sample: int) -> int | None:
     """The greatest hash of an id that is in the sample, None for all: the same rows every time."""
     if not sample:
         return None
-    hashes = (-_hash(brief) for brief in dataset.current(folder.data) if FAILURES.isdisjoint(brief.labels))
+    hashes = (
+        -_hash(brief) for brief in dataset.current(folder.data, dataset.Brief) if FAILURES.isdisjoint(brief.labels)
+    )
     smallest = heapq.nlargest(sample, hashes)
     return -smallest[-1] if len(smallest) == sample else None
 
