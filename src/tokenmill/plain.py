@@ -56,7 +56,7 @@ def to_go(status: RunStatus) -> str:
 def start_of(server: ServerStatus) -> str:
     """Where a start is or where it failed, and when it should be ready; nothing where the state says it all."""
     words = [f"{server.phase} {server.percent:.0f}%"] if server.phase not in ("", server.state) else []
-    if server.eta_s:
+    if server.eta_s and server.eta_s >= 1:
         words.append(f"ready in {duration(server.eta_s)}")
     return ", ".join(words)
 

@@ -62,7 +62,7 @@ def test_options_are_heard_and_what_is_left_out_is_told(done: Case) -> None:
 
 def test_a_run_that_goes_on_can_be_exported(case: Case) -> None:
     """What is stored at that moment, whole rows only; the run is not disturbed."""
-    case.write(engine={"args": {"slots": 4, "latency-ms": 300}}, fleet={"servers": 1})
+    case.write(engine={"args": {"slots": 4, "latency-ms": 900}}, fleet={"servers": 1})
     process = case.start()
     case.until_done(8, process)
     assert _do(case, "export", case.run_path, "specforge", case.folder / "early") == 0, case.output()
