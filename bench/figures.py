@@ -36,6 +36,7 @@ class Scale:
     nodes: int = 16
     head_s: float = 20.0
     end_rows: int = 4_000
+    shown: int = 500_000
 
 
 SMOKE = Scale(
@@ -53,6 +54,7 @@ SMOKE = Scale(
     nodes=4,
     head_s=1.0,
     end_rows=300,
+    shown=2_000,
 )
 
 
@@ -201,6 +203,13 @@ def one_head(scratch: Path, scale: Scale) -> list[Row]:
     return [Row(*took), Row(*head.end_of_set(scratch, rows=scale.end_rows))]
 
 
+def page(scratch: Path, scale: Scale) -> list[Row]:
+    """The page of a large run."""
+    from bench.page import measure_all
+
+    return [Row(*words) for words in measure_all(scratch, scale.shown)]
+
+
 FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
     "cost": client_cost,
     "slots": slots_busy,
@@ -209,6 +218,7 @@ FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
     "kept": kept,
     "stage": staging,
     "head": one_head,
+    "page": page,
 }
 
 

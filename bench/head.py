@@ -88,7 +88,7 @@ class SimNode:
         records, self.records = self.records, []
         self.number += 1
         ended = self.stopped and not records
-        results = Results(records, [], await self.credits(), "t", "p", ended, capacity=self.slots)
+        results = Results(records, [], await self.credits(), None, ended, capacity=self.slots)
         message = msgspec.json.encode(Parcel(self.number, results))
         self.cost_s += time.thread_time() - began
         return msgspec.json.decode(message, type=Parcel).results

@@ -25,9 +25,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("long") and not config.getoption("--long"):
             item.add_marker(pytest.mark.skip(reason="a long form: make full"))
-        for name in ("vllm", "gpu"):
+        for name in ("vllm", "gpu", "loaders"):
             if item.get_closest_marker(name) and name not in (config.getoption("-m") or ""):
-                item.add_marker(pytest.mark.skip(reason=f"needs a real engine that CI has not: pytest -m {name}"))
+                item.add_marker(pytest.mark.skip(reason=f"needs what CI has not: pytest -m {name}"))
 
 
 _FIRST, _LAST = 20000, 30000

@@ -44,6 +44,30 @@ TOKENIZER: dict[str, Any] = {
 """Counts words; a real one, for transformers to load."""
 
 
+def as_bytes(path: Path, end: int = 256) -> Path:
+    """A tokenizer whose ids are the bytes of a text, as the scripted server's are; `end` is its end token."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    shown = {byte: chr(byte) for byte in plain}  # as GPT-2 writes bytes: the others from 256 on
+    shown |= {byte: chr(256 + place) for place, byte in enumerate(byte for byte in range(256) if byte not in shown)}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    write(
+        path / "tokenizer.json",
+        **{
+            **TOKENIZER,
+            "added_tokens": [
+                {"id": end, "content": "<|end|>", "special": True, "normalized": False}
+                | {"single_word": False, "lstrip": False, "rstrip": False}
+            ],
+            "pre_tokenizer": level,
+            "decoder": level,
+            "model": {"type": "BPE", "vocab": {text: byte for byte, text in shown.items()}, "merges": []},
+        },
+    )
+    write(path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", eos_token="<|end|>")
+    write(path / "generation_config.json", eos_token_id=end)
+    return path
+
+
 def folder(path: Path, shards: Mapping[str, Tensors], *, index: bool = True, **config: Any) -> Path:
     """A model folder with every part that a chat model has; `config` is added to its config.json."""
     path.mkdir(parents=True, exist_ok=True)

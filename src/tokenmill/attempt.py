@@ -11,16 +11,20 @@ from dataclasses import dataclass, field
 
 import msgspec
 import xxhash
+from msgspec.structs import replace
 
+from tokenmill import spelling
 from tokenmill.client import Client
-from tokenmill.core import judge
-from tokenmill.core.judge import Reading, Rules
-from tokenmill.core.records import NULL, Completion, Label, Prompt, Record
+from tokenmill.core import agree, judge
+from tokenmill.core.agree import Agreement
+from tokenmill.core.judge import Measured, Reading, Rules
+from tokenmill.core.records import NULL, Completion, Label, Parts, Prompt, Record
 from tokenmill.core.records import failed as failed_record
 from tokenmill.core.stream import Streaming
 from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec
 from tokenmill.errors import BadPromptError, BrokenError, RefusedError, RequestError
 from tokenmill.render import fit
+from tokenmill.spelling import Speller
 
 MIN_TIMEOUT_S = 600.0
 """A request is never given up earlier, whatever the rates seen: nothing is lost by waiting in a healthy server."""
@@ -77,7 +81,8 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What every request of a run has in common; `patience_s`: a server that only refuses for so long is in trouble."""
+    """What every request of a run has in common; `patience_s`: a server that only refuses for so long is in trouble.
+    `speller` tells what ids spell, for some of the answers."""
 
     sampling: Sampling
     thinking: bool
@@ -87,6 +92,7 @@ class Orders:
     seed: int | None = None
     timeout_s: float | None = None
     patience_s: float = 90.0
+    speller: Speller | None = None
 
 
 Render = Callable[[msgspec.Raw, msgspec.Raw, Client], Awaitable[Rendered]]
@@ -143,8 +149,25 @@ class Attempts:
         completion = lane.engine.decode(body) if stream is None else stream.completion()
         if completion.finish_reason not in ("stop", "length"):
             raise BrokenError(f"finish reason {completion.finish_reason!r}")
+        if rendered.ids != NULL:
+            completion = replace(completion, prompt_ids=rendered.ids)
         self._note(lane, completion, seconds)
-        return self._record(lane, prompt, rendered, completion, started, seconds)
+        measured = judge.measure(completion, lane.reading, orders.rules)
+        labels = measured.labels
+        if "ids_disagree" in labels:
+            _raise_if_no_ids(completion)
+        elif await self._spells_another(lane, prompt, completion, measured.parts):
+            labels = (*labels, "ids_disagree")
+        return self._record(lane, prompt, completion, measured, labels, started, seconds)
+
+    async def _spells_another(self, lane: Lane, prompt: Prompt, completion: Completion, parts: Parts) -> bool:
+        """Whether the ids spell another text, as far as anybody looks. A chat server that parses tool calls takes
+        them out of the text."""
+        speller = self.orders.speller
+        parsed = prompt.tools != NULL and lane.engine.renders == "chat"
+        if speller is None or parsed or not spelling.is_due(prompt):
+            return False
+        return await spelling.agreement(completion, parts, speller, lane.client) is Agreement.OTHER
 
     def limit_s(self, max_tokens: int) -> float:
         """How long a request may take: as the config says, or by the slowest rate that a slot has shown."""
@@ -164,9 +187,15 @@ class Attempts:
             self._slowest = rate if self._slowest is None else min(rate, self._slowest * FORGETTING)
 
     def _record(
-        self, lane: Lane, prompt: Prompt, rendered: Rendered, completion: Completion, started: float, seconds: float
+        self,
+        lane: Lane,
+        prompt: Prompt,
+        completion: Completion,
+        measured: Measured,
+        labels: tuple[str, ...],
+        started: float,
+        seconds: float,
     ) -> Record:
-        measured = judge.measure(completion, lane.reading, self.orders.rules)
         return Record(
             key=prompt.key,
             sample=prompt.sample,
@@ -177,7 +206,7 @@ class Attempts:
             settings=self.orders.settings,
             messages=prompt.messages,
             tools=prompt.tools,
-            prompt_ids=rendered.ids if rendered.ids != NULL else completion.prompt_ids,
+            prompt_ids=completion.prompt_ids,
             output_ids=completion.output_ids,
             text=completion.text,
             parts=measured.parts,
@@ -192,7 +221,7 @@ class Attempts:
             started=round(started, 3),
             seconds=round(seconds, 3),
             accept_length=completion.accept_length,
-            labels=measured.labels,
+            labels=labels,
         )
 
     def failed(self, prompt: Prompt, label: Label, error: str, lane: Lane, started: float | None = None) -> Record:
@@ -201,6 +230,12 @@ class Attempts:
         return failed_record(
             prompt, label, error, settings=self.orders.settings, server=lane.name, started=round(began, 3)
         )
+
+
+def _raise_if_no_ids(completion: Completion) -> None:
+    for ids in (completion.output_ids, completion.prompt_ids):
+        if agree.count(ids) is None:
+            raise BrokenError(f"its token ids are no ids: they begin {bytes(ids)[:80]!r}")
 
 
 def _seed(seed: int | None, prompt: Prompt) -> int | None:

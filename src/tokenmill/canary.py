@@ -16,13 +16,16 @@ from typing import Annotated
 import msgspec
 
 from tokenmill.client import Client
-from tokenmill.core import judge
+from tokenmill.core import causes, judge
+from tokenmill.core.causes import Scene
 from tokenmill.core.judge import Reading, Rules
 from tokenmill.core.records import NULL, Completion
+from tokenmill.core.rendering import Rendering
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.core.stream import Streaming
-from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec
+from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec, normal
 from tokenmill.errors import BadPromptError, BrokenError, LateError, RequestError
+from tokenmill.proof import Asked, prove
 from tokenmill.render import Renderer, fit
 
 MAX_TOKENS = 512
@@ -34,11 +37,11 @@ PROBE_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """How to read this server's outputs, and what the canary saw. `warning` is for a person, empty if all is well."""
+    """How to read this server's outputs, and what the canary saw. `warnings` are for a person."""
 
     reading: Reading
     accept_length: float | None
-    warning: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 def prompts() -> list[msgspec.Raw]:
@@ -66,7 +69,8 @@ class Canary:
         """The verdict. A failure of kind WRONG_MODE is the model's or the config's: a restart cannot mend it."""
         bodies = prompts()
         results = await asyncio.gather(*(self._one(bodies[n % len(bodies)]) for n in range(self.width)))
-        answers = [result for result in results if isinstance(result, Completion)]
+        asked = [result for result in results if isinstance(result, Asked)]
+        answers = [one.completion for one in asked]
         errors = [result for result in results if isinstance(result, str)]
         if len(answers) * 2 <= self.width:
             cause = f"{len(errors)} of {self.width} canary completions failed: {errors[0]}"
@@ -74,19 +78,31 @@ class Canary:
         if any(_cannot_be_ids(ids) for answer in answers for ids in (answer.prompt_ids, answer.output_ids)):
             words = f"its token ids are no ids: {bytes(answers[0].output_ids)[:80].decode()}"
             return Failure(FailureKind.CONFIG, words, "does it give token_ids as the OpenAI dialect does?")
+        given = results[0].completion.prompt_ids if isinstance(results[0], Asked) else NULL
         try:
+            other = await self.renderer.prove(bodies[0], given, self.client, self.info)
             reading = await self.renderer.reading(self.client, self.info, answers[0].prompt_ids)
-            warning = await self._rendering_differs(bodies[0])
+            differs = await self._rendering_differs(bodies[0])
+            proof = await prove(asked, reading, self.renderer, self.client)
         except (RequestError, BadPromptError) as error:
             return Failure(FailureKind.CRASH, f"the canary came back, and then: {error}")
-        wrong = _wrong_mode(answers, reading)
-        if wrong is not None:
+        if other:
+            cause = f"it renders prompts otherwise than the run's first server: {other}"
+            return Failure(FailureKind.CONFIG, cause, "give all servers the same model and chat template")
+        if (wrong := _wrong_mode(answers, reading, self._scene(reading)) or proof.failure) is not None:
             return wrong
         lengths = [answer.accept_length for answer in answers if answer.accept_length is not None]
         accept_length = sum(lengths) / len(lengths) if lengths else None
-        return Passed(reading, accept_length, warning)
+        return Passed(reading, accept_length, tuple(filter(None, (differs, *proof.warnings))))
 
-    async def _one(self, messages: msgspec.Raw) -> Completion | str:
+    def _scene(self, reading: Reading) -> Scene:
+        known = self.renderer.rendering or Rendering()
+        parser = any(normal(name) == "reasoning-parser" for name in self.spec.args)
+        # Where end tokens are known, so is the vocabulary.
+        has_tag = bool(reading.close_id) if reading.end_ids else None
+        return Scene(self.sampling.max_tokens, parser, known.template, known.prompt, has_tag)
+
+    async def _one(self, messages: msgspec.Raw) -> Asked | str:
         sampling = replace(self.sampling, max_tokens=min(MAX_TOKENS, self.sampling.max_tokens))
         try:
             return await self._ask(messages, sampling, self.timeout_s, self.seen)
@@ -95,7 +111,7 @@ class Canary:
 
     async def _ask(
         self, messages: msgspec.Raw, sampling: Sampling, timeout_s: float, seen: Callable[[], None] | None
-    ) -> Completion:
+    ) -> Asked:
         rendered = await self.renderer.render(messages, NULL, self.client)
         request = self.engine.encode(
             self.spec,
@@ -113,7 +129,7 @@ class Canary:
         answer = self.engine.decode(body) if stream is None else stream.completion()
         if answer.finish_reason not in ("stop", "length"):
             raise BrokenError(f"finish reason {answer.finish_reason!r}")
-        return answer
+        return Asked(rendered, answer)
 
     async def probe(self, timeout_s: float) -> RequestError | BadPromptError | None:
         """A small generation over a connection of its own; None where it came back, else what went wrong."""
@@ -140,10 +156,10 @@ class Canary:
             seen()
 
         try:
-            pieces = await self._ask(prompts()[0], self._small, self.timeout_s, noted)
+            pieces = (await self._ask(prompts()[0], self._small, self.timeout_s, noted)).completion
             if not count:
                 return "it does not stream"
-            whole = await self._ask(prompts()[0], self._small, self.timeout_s, None)
+            whole = (await self._ask(prompts()[0], self._small, self.timeout_s, None)).completion
         except (RequestError, BadPromptError) as error:
             return str(error)
         for name in ("output_ids", "prompt_ids"):
@@ -189,7 +205,7 @@ def _difference(rendered: Rendered, ids: msgspec.Raw, count: int) -> str:
     return ""
 
 
-def _wrong_mode(answers: list[Completion], reading: Reading) -> Failure | None:
+def _wrong_mode(answers: list[Completion], reading: Reading, scene: Scene) -> Failure | None:
     rules = Rules(min_reasoning_tokens=1)
     thoughts = 0
     for answer in answers:
@@ -198,16 +214,11 @@ def _wrong_mode(answers: list[Completion], reading: Reading) -> Failure | None:
     right = thoughts if reading.thinking else len(answers) - thoughts
     if right * 2 > len(answers):
         return None
-    sample = answers[0].text[:300]
     if reading.thinking:
         cause = f"thinking is on, but {len(answers) - thoughts} of {len(answers)} canary completions show no thought"
-        fix = (
-            "is it a reasoning model, and does its chat template know enable_thinking? "
-            "else set generation.thinking = false"
-        )
+        label = "empty_reasoning"
     else:
         cause = f"thinking is off, but {thoughts} of {len(answers)} canary completions show a thought"
-        fix = (
-            "its chat template ignores enable_thinking = false: set generation.thinking = true, or change the template"
-        )
-    return Failure(FailureKind.WRONG_MODE, cause, fix, (f"the first one begins: {sample!r}",))
+        label = "foreign_mode"
+    lines = (f"the first one begins: {answers[0].text[:300]!r}",)
+    return Failure(FailureKind.WRONG_MODE, cause, causes.likely(label, scene, answers), lines)

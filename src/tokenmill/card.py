@@ -16,7 +16,7 @@ from tokenmill import __version__
 from tokenmill.errors import PreflightError
 from tokenmill.formats.base import Format, Split
 from tokenmill.machine import modelfiles
-from tokenmill.settings import Settings
+from tokenmill.settings import Settings, title
 from tokenmill.sieve import Sieve, Tally
 
 BOUNDS = (0, 16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 1 << 31)
@@ -24,48 +24,55 @@ BOUNDS = (0, 16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 1 << 31)
 
 
 def page(
-    title: str,
+    name: str,
     form: Format,
     made: Sequence[Settings],
     rows: dict[Split, int],
     sieve: Sieve,
     tally: Tally,
     model: Path | None,
+    notes: Sequence[str] = (),
 ) -> str:
-    """The whole page. `made` are the run's settings; only those of rows that went out are shown."""
+    """The whole page. `made` are the run's settings; only those of rows that went out are shown. `notes` come first."""
     used = [row for row in made if tally.settings[row.id]]
     lines = [
-        *_front(form, rows),
-        f"# {title}",
+        *_front(form, rows, f"tokenmill {__version__}, {tally.digest}"),
+        f"# {name}",
         "",
         f"{tally.rows:,} rows in the format `{form.name}`, made by tokenmill {__version__}. {form.story}",
-        *(line for row in used for line in _settings(row)),
+        *(["", *notes] if notes else []),
+        *(line for row in used for line in _settings(row, tally.settings[row.id])),
         *_tokens(model),
         *_content(sieve, tally),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _front(form: Format, rows: dict[Split, int]) -> Iterator[str]:
-    """What `datasets.load_dataset` reads: without it, it would guess the splits by the names of files."""
+def _front(form: Format, rows: dict[Split, int], description: str) -> Iterator[str]:
+    """What `datasets.load_dataset` reads: without it, it would guess the splits by the names of files.
+
+    It caches what it reads by the folder's name and this text alone: the description must tell one content from
+    another, or a second export of that name would be read as the first.
+    """
     yield "---"
     if any(rows.values()):
-        yield from ("configs:", "- config_name: default", "  data_files:")
+        yield from ("configs:", "- config_name: default", f"  description: {description}", "  data_files:")
     for split, count in rows.items():
         if count:
             yield from (f"  - split: {split}", f"    path: {form.pattern(split)}")
     yield from ("---", "")
 
 
-def _table(title: str, rows: Sequence[tuple[str, Any]]) -> Iterator[str]:
+def _table(heading: str, rows: Sequence[tuple[str, Any]]) -> Iterator[str]:
     if rows:
-        yield from ("", f"## {title}", "", "| | |", "|---|---|")
+        yield from ("", f"## {heading}", "", "| | |", "|---|---|")
         yield from (f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in rows)
 
 
-def _settings(row: Settings) -> Iterator[str]:
+def _settings(row: Settings, count: int) -> Iterator[str]:
     content = row.content
     rows = [
+        ("rows", f"{count:,}"),
         ("model", content.get("model", "")),
         ("model's files, fingerprint", content.get("model_fingerprint", "")),
         ("engine", f"{row.engine} {row.engine_version}".strip()),
@@ -74,7 +81,7 @@ def _settings(row: Settings) -> Iterator[str]:
         ("sampling", _words(content.get("sampling", {}))),
         ("chat template, sha256", row.template_sha256),
     ]
-    yield from _table(f"Made with (settings {row.id})", [(name, value) for name, value in rows if value != ""])
+    yield from _table(f"Made with (settings {title(row)})", [(name, value) for name, value in rows if value != ""])
 
 
 def _words(fields: dict[str, Any]) -> str:

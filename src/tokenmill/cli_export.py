@@ -1,11 +1,18 @@
 """The commands that turn a run into data: parse, then import; nothing else. cli.py registers them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from tokenmill.filling import Filling
+
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/NAME, or its config.")]
+RunPath = Annotated[
+    Path | None,
+    typer.Argument(metavar="[RUN]", help="A run folder, such as runs/NAME, or its config; default: the one here."),
+]
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")]
 LABELS = "truncated means truncated_in_thinking and truncated_in_answer."
 
@@ -35,12 +42,20 @@ def export(
         int, typer.Option(min=0, help="Rows of ids are cut at so many tokens, as a trainer would cut them.")
     ] = 0,
     dedup: Annotated[bool, typer.Option("--dedup", help="Of equal rows (prompt and output) only the first.")] = False,
+    retokenise: Annotated[
+        bool,
+        typer.Option("--retokenise", help="Rows without ids get those of their text; tells how far they are off."),
+    ] = False,
+    model: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="For --retokenise; default: the run's model.path.")
+    ] = None,
 ) -> None:
     """Write a run's accepted records as a dataset, in the prompts' order. Exit code 5 where it is worth nothing."""
     from tokenmill import export as steps
     from tokenmill.config import rules_of
     from tokenmill.configfile import load
     from tokenmill.servers import folder_of
+    from tokenmill.steps import shown
 
     choice = steps.chosen(
         drop=drop,
@@ -53,17 +68,28 @@ def export(
     )
     folder = folder_of(run_path)
     config = load(folder.config)
-    rows = steps.export(
-        folder,
-        form,
-        out,
-        rules_of(config),
-        samples=config.generation.samples,
-        choice=choice,
-        model=Path(config.model.path) if config.model.path else None,
-        tell=_say,
-    )
+    filling = _filling(config.model.path, model) if retokenise else None
+    with shown() as tell:
+        rows = steps.export(
+            folder,
+            form,
+            out,
+            rules_of(config),
+            samples=config.generation.samples,
+            turns=config.generation.turns,
+            choice=choice,
+            model=Path(config.model.path) if config.model.path else None,
+            filling=filling,
+            tell=tell,
+        )
     typer.echo(f"{rows:,} rows in {out}")
+
+
+def _filling(own: str, given: Path | None) -> "Filling":
+    from tokenmill.filling import Filling
+    from tokenmill.retokenise import Retokeniser, model_of
+
+    return Filling(Retokeniser(model_of(own, given)))
 
 
 def vocab_map(
@@ -91,5 +117,64 @@ def vocab_map(
         typer.echo(line)
 
 
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
+def audit(
+    run_path: RunArgument,
+    model: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Whose tokenizer and template; default: the run's model.path.")
+    ] = None,
+    sample: Annotated[int, typer.Option(min=0, metavar="N", help="So many rows, by hash; default: all.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")] = False,
+) -> None:
+    """Render and tokenise a run's rows again, and compare with the recorded ids. Exit code 5: they contradict."""
+    import msgspec
+
+    from tokenmill import agreement
+    from tokenmill.configfile import load
+    from tokenmill.retokenise import model_of
+    from tokenmill.servers import folder_of
+    from tokenmill.steps import shown
+
+    folder = folder_of(run_path)
+    config = load(folder.config)
+    files = model_of(config.model.path, model)
+    several = config.generation.samples > 1 or config.generation.turns == "all"
+    with shown() as tell:
+        found = agreement.audit(folder, files, several=several, sample=sample, tell=tell)
+    typer.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(agreement.lines(found)))
+    raise typer.Exit(5 if found.verdict == "contradict" else 0)
+
+
+def merge(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN… OUT", help="A run of each shard, by folder or config, and the new run folder."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")] = False,
+) -> None:
+    """Make one run of the shards of a prompt set ([prompts] shard), proving that every key is there once."""
+    import msgspec
+
+    from tokenmill import merge as steps
+    from tokenmill.errors import UsageError
+    from tokenmill.steps import shown
+
+    if len(paths) < 2:
+        raise UsageError("merge needs runs and, as the last, a new folder", fix="tokenmill merge RUN… OUT")
+    with shown() as tell:
+        merged = steps.merge(paths[:-1], paths[-1], tell)
+    typer.echo(msgspec.json.encode(merged).decode() if as_json else "\n".join(steps.lines(merged)))
+
+
+def report(run_path: RunPath = None) -> None:
+    """Write report.html and report.json anew; prints where they are."""
+    from tokenmill import report as reports
+    from tokenmill.servers import folder_of, status_of
+    from tokenmill.steps import shown
+
+    folder = folder_of(run_path)
+    found = status_of(folder)
+    total = found.prompts.total if folder.status() is not None else None
+    trouble = found.message if found.state == "failed" else ""
+    with shown() as tell:
+        path = reports.write(folder, reports.Ending(found.state, total, trouble), tell)
+    typer.echo(str(path))

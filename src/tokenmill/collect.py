@@ -16,8 +16,11 @@ from tokenmill.cluster.base import Cluster, Node, Results
 from tokenmill.core import judge
 from tokenmill.core.dispatch import Dispatch, Id, id_of
 from tokenmill.core.gate import Alarm
+from tokenmill.core.hours import Hours
 from tokenmill.core.judge import Verdict
-from tokenmill.core.records import PROMPT_FAULTS, Again, Prompt, Record
+from tokenmill.core.records import FAILURES, PROMPT_FAULTS, Again, Prompt, Record
+from tokenmill.core.rendering import Rendering
+from tokenmill.core.turns import goes_on, why_broken_off
 from tokenmill.errors import GuardError, NodeLostError, StoreError, TokenmillError, UsageError, VanishedError
 from tokenmill.events import Event, EventLog, now
 from tokenmill.explain import Examples
@@ -25,11 +28,17 @@ from tokenmill.folder import RunFolder
 from tokenmill.resume import Accounts
 from tokenmill.store import Store
 
+TOLD = 5
+"""Of the attempts of a retry that failed: the first few, each in a line; the others are as they are."""
+
 STORE_PATIENCE_S = 60.0
 """How long answers are kept in memory for a store that cannot be written: time to free some room."""
 
 BATCH = 512
 """Prompts handed out between two looks at the results."""
+
+HOURS_FIX = "are the prompts others? tokenmill inspect RUN shows examples; the report compares the servers"
+"""Of a run that changes from hour to hour."""
 
 Stop = Callable[[float | None], Awaitable[None]]
 """Asks the nodes to stop; how long what is in flight may take, None for all the time it takes."""
@@ -43,7 +52,7 @@ class Collector:
     """Takes what the nodes give to the store, tallies it, and asks the nodes to stop where the run must end.
 
     `stop` is set once a node runs. `alarm` and `failure` are what ended the run, None while nothing has;
-    `draining`: no new prompts go out.
+    `draining`: no new prompts go out. `in_vain` are attempts of a retry that failed: no records, the older ones count.
     """
 
     def __init__(
@@ -59,6 +68,7 @@ class Collector:
         self.alarm: Alarm | None = None
         self.failure: TokenmillError | None = None
         self.draining = False
+        self.in_vain = 0
         self.stop: Stop = _nothing_to_stop
         self._accounts = accounts
         self._store = store
@@ -67,7 +77,7 @@ class Collector:
         self._patience_s = patience_s
         self._deadline = 0.0
         self._dispatch = Dispatch()
-        self._left = accounts.ledger.counts().pending
+        self._left = accounts.ledger.left
         self._unwritten: set[Id] = set()
         self._feeding = asyncio.Lock()
         """One node at a time reads on: the feed's order is the cohorts'."""
@@ -75,10 +85,11 @@ class Collector:
         """One batch at a time is written: what a failed write left behind goes with the next."""
         self._replaced: dict[tuple[str, int, int], list[Again]] = {}
         self._settings_kept = False
-        self._template_sha256 = ""
-        self._first_prompt = ""
+        self._renderings: list[Rendering] = []
+        self._broken_off = 0
         self._unusable: Counter[str] = Counter()
         self._first_unusable = ""
+        self._hours = Hours()
 
     async def run(self, cluster: Cluster) -> None:
         """Until all nodes have ended, or until every prompt has its record: then it ends the nodes."""
@@ -86,10 +97,16 @@ class Collector:
             while (node := await cluster.joined()) is not None:
                 serving.create_task(self._serve(node))
         await self._write_the_rest()
+        self._size_the_last_cohort()
+        if self._broken_off:
+            words = f"{self._broken_off:,} turns were not asked for: one before them was rejected, cut off or failed"
+            self._log.say("prompts", words, "warn")
         if self._unusable:
             counts = ", ".join(f"{label} {count:,}" for label, count in self._unusable.most_common())
             self._log.say(
-                "prompts", f"prompts that could not be used: {counts}; the first: {self._first_unusable}", "warn"
+                "prompts",
+                f"prompts that could not be used, stored as failed: {counts}; the first: {self._first_unusable}",
+                "warn",
             )
 
     async def _serve(self, node: Node) -> None:
@@ -108,8 +125,7 @@ class Collector:
     async def _take_in(self, node: Node, results: Results) -> None:
         for event in results.events:
             self._log.add(event)
-        self._template_sha256 = results.template_sha256 or self._template_sha256
-        self._first_prompt = results.first_prompt or self._first_prompt
+        await self._check_rendering(results.rendering)
         for old in results.again:
             self._dispatch.again(node, old)
             self._replaced.setdefault((old.key, old.sample, old.turn), []).append(old)
@@ -153,8 +169,11 @@ class Collector:
         return kept
 
     def _pending_row(self, what: Prompt | Record) -> int | None:
-        """The row of an id that has no record yet, None for any other: rows may have moved since."""
+        """The row of an id that has no record yet, None for any other: rows may have moved since. Of conversations and
+        in a retry nothing is known to be pending: the feed would have to be told."""
         ledger = self._accounts.ledger
+        if ledger.index.turns is not None or self._accounts.retry is not None:
+            return None
         row = None if id_of(what) in self._unwritten else ledger.index.find(what.key)
         if row is None or int(ledger.index.digests[row]) != int(what.digest, 16):
             return None
@@ -172,7 +191,6 @@ class Collector:
             await self._end(None)
 
     async def _hand_out(self, node: Node, count: int) -> None:
-        feed = self._accounts.feed
         async with self._feeding:
             usable, unusable = await self._next(count)
         if usable:
@@ -180,6 +198,11 @@ class Collector:
             await node.offer(usable)
         if unusable:
             await self._keep(unusable)
+        self._size_the_last_cohort()
+
+    def _size_the_last_cohort(self) -> None:
+        """It is as large as it has become once nothing more can be asked for."""
+        feed = self._accounts.feed
         if feed.ended and feed.last_cohort[0] > 0:
             self._accounts.gate.expect(*feed.last_cohort)
 
@@ -197,11 +220,24 @@ class Collector:
             dispatch.met -= old
         return [x for x in items if isinstance(x, Prompt)], [x for x in items if isinstance(x, Record)]
 
+    @property
+    def finished(self) -> bool:
+        """Whether this start has made all that it was to make."""
+        return self._accounts.ledger.left <= self.in_vain
+
     async def _keep(self, records: list[Record], *, old: bool = False) -> None:
-        """Stores records; `old` ones are of an earlier life, whose settings stand already."""
+        """Stores what ended; turns that can never be asked for after it end with it. `old` ones
+        are of an earlier life, whose settings stand already."""
+        if self._accounts.retry is not None:
+            records = [record for record in records if not self._is_in_vain(record)]
+        feed, rules = self._accounts.feed, self._accounts.rules
+        ended = []
+        for record in records:
+            why = why_broken_off(record, rules)
+            ended += [record, *(feed.broken_off(record, why) if why else ())]
         try:
             async with self._storing:
-                await self._append(records, old=old)
+                await self._append(ended, old=old)
         except (GuardError, VanishedError) as error:
             self.failure = error
             await self._end(0.0)
@@ -211,10 +247,22 @@ class Collector:
             if self.alarm is not None and not self.draining:
                 await self._end(0.0)
 
+    def _is_in_vain(self, record: Record) -> bool:
+        """An attempt of a retry that failed is no reason to lose what there is."""
+        if FAILURES.isdisjoint(record.labels) or not self._accounts.ledger.is_again(record):
+            return False
+        self.in_vain += 1
+        if self.in_vain <= TOLD:
+            words = f"{record.key}: {', '.join(record.labels)}: {record.error}; its older record goes on counting"
+            self._log.say("retry", words, "warn")
+        return True
+
     async def _append(self, records: list[Record], *, old: bool = False) -> None:
         """Writes these records and what a failed write left behind; a StoreError leaves all of them in `unsaved`."""
         store = self._store
         waiting, store.unsaved = [*store.unsaved, *records], []
+        if not waiting:
+            return
         try:
             if not old:
                 self._keep_settings()
@@ -226,13 +274,27 @@ class Collector:
             self._count(record)
         self._unwritten.difference_update(map(id_of, waiting))
 
+    async def _check_rendering(self, rendering: Rendering | None) -> None:
+        """Once a server has rendered: nothing is asked of it where records were rendered otherwise."""
+        if rendering is None or rendering in self._renderings:
+            return
+        self._renderings.append(rendering)
+        try:
+            dated = settings.guard_rendering(rendering, settings.read(self._folder.data))
+        except GuardError as error:
+            self.failure = error
+            await self._end(0.0)
+            return
+        for words in dated:
+            self._log.say("render", f"another date, it seems: {words}", "warn")
+        self._log.say("render", rendering.told)
+
     def _keep_settings(self) -> None:
-        """The settings' row stands before the first record made with it; by then the template is known."""
+        """The settings' row stands before the first record made with it; by then its rendering is known."""
         if self._settings_kept:
             return
-        data = self._folder.data
-        settings.guard_template(self._template_sha256, settings.read(data))
-        settings.keep(data, settings.complete(self._accounts.row, self._template_sha256, self._first_prompt))
+        row = self._accounts.row
+        settings.keep(self._folder.data, settings.complete(row, self._renderings[0]) if self._renderings else row)
         self._settings_kept = True
 
     def _count(self, record: Record) -> None:
@@ -240,12 +302,18 @@ class Collector:
         self._take_back_older(record)
         verdict, _ = judge.judged(record, accounts.rules)
         accounts.ledger.mark(record, verdict)
+        self._broken_off += "broken_off" in record.labels
+        if goes_on(verdict, record.finish_reason):
+            accounts.feed.answered(record)
         if not PROMPT_FAULTS.isdisjoint(record.labels):
             self._unusable.update(record.labels)
             self._first_unusable = self._first_unusable or record.error
         if verdict is not Verdict.ACCEPTED or not judge.TRUNCATED.isdisjoint(record.labels):
             self.examples.add(record, record.labels)
         self._note(accounts.gate.observe(record.cohort, verdict, record.labels))
+        if FAILURES.isdisjoint(record.labels):
+            for change in self._hours.observe(record.started + record.seconds, record.labels, record.output_tokens):
+                self._log.say("drift", f"drift: {change}", "warn", HOURS_FIX)
 
     def _take_back_older(self, record: Record) -> None:
         """What was counted for an id whose record is replaced by this one, since its server had gone bad."""
@@ -267,7 +335,8 @@ class Collector:
         """Takes note of an alarm; the first that stops is the run's."""
         if alarm is None:
             return
-        self._log.say("gate", f"gate: {alarm}", "error" if alarm.stops else "warn")
+        then = "the run stops" if alarm.stops else 'the run goes on, by gate.later = "warn"'
+        self._log.say("gate", f"gate: {alarm}; {then}", "error" if alarm.stops else "warn")
         if alarm.stops and self.alarm is None:
             self.alarm = alarm
 
@@ -301,7 +370,7 @@ class Collector:
 
     def _story(self, error: StoreError, lost: int) -> StoreError:
         counts = self._accounts.ledger.counts()
-        safe = f"{counts.total - counts.pending:,} records are safe"
+        safe = f"{counts.done:,} records are safe"
         end = (
             f"{lost:,} answers could not be stored and are lost"
             if lost

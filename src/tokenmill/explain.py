@@ -6,11 +6,16 @@ from pathlib import Path
 
 from tokenmill import dataset
 from tokenmill.config import Config
-from tokenmill.core import judge
+from tokenmill.core import causes, judge
+from tokenmill.core.causes import Scene
 from tokenmill.core.gate import Alarm
-from tokenmill.core.judge import Rules
+from tokenmill.core.judge import CLOSE, Rules
 from tokenmill.core.records import Record
+from tokenmill.core.rendering import Rendering
+from tokenmill.engines.base import normal
+from tokenmill.machine import modelfiles
 
+UNKNOWN = Rendering()
 SHOWN = 3
 SHOWN_CHARS = 300
 
@@ -28,7 +33,8 @@ class Examples:
         self.by_label: dict[str, list[Record]] = {}
 
     def add(self, record: Record, labels: tuple[str, ...]) -> None:
-        for label in labels:
+        """Takes note of it. A turn that was broken off shows nothing: the one before it does."""
+        for label in labels if "broken_off" not in labels else ():
             kept = self.by_label.setdefault(label, [])
             if len(kept) < SHOWN:
                 kept.append(record)
@@ -47,8 +53,8 @@ class Examples:
         return list(found.values())[:SHOWN]
 
 
-def explain(alarm: Alarm, examples: Examples, config: Config, command: str) -> str:
-    """The whole message of a gate stop; `command` is the one that started the run."""
+def explain(alarm: Alarm, examples: Examples, config: Config, command: str, known: Rendering = UNKNOWN) -> str:
+    """The whole message of a gate stop; `command` is the one that started the run, `known` how it renders prompts."""
     key = f"gate.max_{alarm.what}"
     shares = Counter(alarm.labels)
     worst = [label for label, _ in shares.most_common()]
@@ -58,7 +64,8 @@ def explain(alarm: Alarm, examples: Examples, config: Config, command: str) -> s
         "  labels: " + ", ".join(f"{label} {count} of {alarm.ended}" for label, count in shares.most_common()),
     ]
     lines += [f"  {record.key}: {', '.join(record.labels)}: {_shown(record)}" for record in examples.of(worst)]
-    cause = likely_cause(worst[0] if worst else "", config)
+    label = worst[0] if worst else ""
+    cause = causes.likely(label, scene_of(config, known), examples.by_label.get(label, ()))
     if cause:
         lines.append(f"  likely cause: {cause}")
     share = min(1.0, round(alarm.bad / max(alarm.ended, 1) + MARGIN, 2))
@@ -75,30 +82,19 @@ def _shown(record: Record) -> str:
     return f"{record.finish_reason}, {record.output_tokens} tokens: {text!r}"
 
 
-def likely_cause(label: str, config: Config) -> str:
-    """What most often lies behind a label, in words of the config."""
-    generation = config.generation
-    parser = "reasoning-parser" in config.engine.args
-    match label:
-        case "empty_reasoning":
-            return (
-                "thinking is on, but the outputs hold no thought: the chat template or the server ignores "
-                "enable_thinking, or the model does not reason (then generation.thinking = false)"
-            )
-        case "empty_answer":
-            return "the server's reasoning parser takes the whole output for the thought" + (
-                "; leave engine.args reasoning-parser out" if parser else ""
-            )
-        case "truncated_in_thinking" | "truncated_in_answer":
-            return f"generation.max_tokens = {generation.max_tokens} is too small for this model"
-        case "repetition":
-            return "the model loops: greedy or cold sampling does that to reasoning models; see temperature and top_p"
-        case "foreign_mode":
-            return "thinking is off, but the model thinks: its chat template ignores enable_thinking = false"
-        case "missing_end_token":
-            return "the engine stops at something else than the model's end token: a stop string in generation.extra?"
-        case "request_refused":
-            return "the server refuses the requests; its words are above: a field of generation.extra, or max_tokens?"
-        case "aborted":
-            return "requests fail or run into generation.timeout again and again; see the servers' logs"
-    return ""
+def scene_of(config: Config, known: Rendering) -> Scene:
+    """What is known of a run besides its outputs; `known` is how its prompts are rendered."""
+    args = {normal(name) for name in config.engine.args}
+    return Scene(
+        config.generation.max_tokens,
+        parser="reasoning-parser" in args,
+        template=known.template,
+        prompt=known.prompt,
+        has_tag=_has_tag(Path(config.model.path)) if config.model.path else None,
+    )
+
+
+def _has_tag(model: Path) -> bool | None:
+    if not (model / "tokenizer.json").is_file():
+        return None
+    return CLOSE in modelfiles.added_tokens(model, CLOSE)

@@ -2,11 +2,9 @@
 written aside, re-read and counted, synced, renamed.
 """
 
-import os
-import shutil
-import socket
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import get_args
@@ -14,22 +12,19 @@ from typing import get_args
 import msgspec
 import numpy as np
 
-from tokenmill import card, dataset, plugins, settings
+from tokenmill import card, dataset, outfolder, plugins, settings
+from tokenmill.configfile import load
 from tokenmill.core.judge import Rules
-from tokenmill.core.records import Label, Record
+from tokenmill.core.records import NULL, Label, Record
 from tokenmill.errors import StoreError, UsageError
+from tokenmill.filling import Filling
 from tokenmill.folder import RunFolder
 from tokenmill.formats.base import CUT, SPLITS, Format, Split
 from tokenmill.sieve import GROUPS, Choice, Sieve, Tally, split_of
-from tokenmill.store import sync_folder
-
-TELL_EVERY_S = 10.0
-"""Between two lines of progress: 900,000 rows take minutes."""
+from tokenmill.steps import Tell, counted
 
 MANY = 100_000
 """Rows whose reading back takes so long that it is told."""
-
-Tell = Callable[[str], None]
 
 ALL = Choice()
 """All accepted records, as they are."""
@@ -70,48 +65,63 @@ def export(
     rules: Rules,
     *,
     samples: int,
+    turns: str = "last",
     choice: Choice = ALL,
     model: Path | None = None,
+    filling: Filling | None = None,
     tell: Tell = lambda text: None,
 ) -> int:
     """Writes a run's accepted records to the folder `out`, which must not exist yet; returns their number.
 
-    `model` is read for the card, if it is still there. `tell` hears how far it is, and at the end what went out and
-    what did not. Raises GateError where too many rows are faulty, or none is left.
+    `model` is read for the card, if it is still there. `filling` gives ids to rows that have none. `tell` hears how far
+    it is, and at the end what went out and what did not. Raises GateError where too many rows are faulty, or none is
+    left.
     """
     kind: type[Format] = plugins.load("formats", name)
-    if out.exists():
-        raise UsageError(f"{out} exists already", fix="name a new folder, or remove it")
     if choice.length and not kind.needs_ids:
         fix = "leave --max-length out, or bound its rows by --max-tokens"
         raise UsageError(f"{name} holds text, and only token ids can be cut at a length", fix=fix)
-    several = samples > 1 or any(brief.sample or brief.turn for brief in dataset.briefs(folder.data))
-    made = settings.read(folder.data)
-    form = kind(several=several, settings={row.id: row for row in made})
-    sieve, tally = Sieve(form, rules, choice), Tally(form)
-    aside = out.with_name(f"{_aside(out)}{os.getpid()}")
-    try:
-        _clear(out)
-        aside.mkdir(parents=True)
+    if out.resolve().is_relative_to(folder.data.resolve()):
+        raise UsageError(f"{out} lies where the run keeps its records", fix=f"another place, such as {name}-1")
+    if filling is not None and not kind.needs_ids:
+        raise UsageError(f"{name} holds text, and needs no token ids", fix="leave --retokenise out")
+
+    def stored(done: str) -> Iterator[Record]:
+        found = counted(dataset.records(folder.data), tell, done)
+        return found if filling is None else filling.fill(found)
+
+    with outfolder.made(out) as aside:
+        several = samples > 1 or turns == "all" or _several(folder)
+        made = settings.read(folder.data)
+        form = kind(several=several, settings={row.id: row for row in made})
+        form.tells_source = filling is not None
+        sieve, tally = Sieve(form, rules, choice), Tally(form)
         if choice.caps:
-            sieve.survey(_told(dataset.records(folder.data), tell, "looked at"))
-        rows = _write(sieve, tally, _told(dataset.records(folder.data), tell, "read"), aside)
+            sieve.survey(stored("looked at"))
+        rows = _write(sieve, tally, stored("read"), aside)
         tally.gate(sieve)
         if tally.rows >= MANY:
             tell(f"{tally.rows:,} rows written, to be read back")
         _verify(form, rows, aside)
-        page = card.page(out.name, form, made, rows, sieve, tally, model)
-        (aside / "README.md").write_text(page, encoding="utf-8")
-        _sync(aside)
-        aside.rename(out)
-        sync_folder(out.parent)
-    except OSError as error:
-        raise StoreError(f"{out} could not be written: {error.strerror or error}", fix=f"df -h {out.parent}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    for line in summary(form, rows, sieve, tally):
+        notes = filling.words() if filling is not None else []
+        page = card.page(out.name, form, made, rows, sieve, tally, model, notes)
+        (aside / "README.md").write_text(page, encoding="utf-8", errors="replace")
+    for line in (*summary(form, rows, sieve, tally), *(f"  {words}" for words in notes)):
         tell(line)
     return tally.rows
+
+
+def _several(folder: RunFolder) -> bool:
+    return any(brief.sample or brief.turn for brief in dataset.briefs(folder.data))
+
+
+def suggestion(folder: RunFolder) -> str:
+    """The command that a finished run's data is best taken out with: as ids for a drafter, as text for fine-tuning, or
+    where the engine gave none."""
+    drafter = not folder.config.exists() or load(folder.config).judge.purpose == "drafter"
+    made = dataset.completion(folder.data)
+    form = "specforge" if drafter and made is not None and made.output_ids != NULL else "messages"
+    return shlex.join(["tokenmill", "export", str(folder.path), form, "OUT"])
 
 
 def _write(sieve: Sieve, tally: Tally, records: Iterable[Record], aside: Path) -> dict[Split, int]:
@@ -121,8 +131,9 @@ def _write(sieve: Sieve, tally: Tally, records: Iterable[Record], aside: Path) -
 
         def train() -> Iterator[Record]:
             for record in sieve.sieve(records, failures.add if form.keeps_failures else None):
-                tally.add(record)
-                if share and split_of(record.key, share) == "validation":
+                split = split_of(record.key, share) if share else "train"
+                tally.add(record, split)
+                if split == "validation":
                     held.add(record)
                 else:
                     yield record
@@ -169,36 +180,8 @@ class _Spool:
         yield from map(msgspec.json.Decoder(Record).decode, self._file)
 
 
-def _told(records: Iterable[Record], tell: Tell, done: str) -> Iterator[Record]:
-    last = time.monotonic()
-    for number, record in enumerate(records):
-        if number % 256 == 0 and time.monotonic() - last >= TELL_EVERY_S:
-            last = time.monotonic()
-            tell(f"{number:,} records {done}")
-        yield record
-
-
-def _clear(out: Path) -> None:
-    """Removes what exports from this machine to the same place left behind when they were killed."""
-    for left in out.parent.iterdir() if out.parent.is_dir() else ():
-        pid = left.name.removeprefix(_aside(out))
-        if left.name != pid and pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(left, ignore_errors=True)
-
-
-def _aside(out: Path) -> str:
-    """The name under which this machine writes aside, less the process: others may share the mount."""
-    return f".{out.name}.{socket.gethostname()}-"
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            sync_folder(path)
-        else:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    sync_folder(folder)
+def _counted(names: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in names.most_common())
 
 
 def summary(form: Format, rows: dict[Split, int], sieve: Sieve, tally: Tally) -> Iterator[str]:
@@ -212,6 +195,8 @@ def summary(form: Format, rows: dict[Split, int], sieve: Sieve, tally: Tally) ->
             f"  supervised: {sum(tally.lengths):,} tokens; of a row at least {shares.min():.1%}, "
             f"half of them {np.median(shares):.1%} or more"
         )
+    if len(tally.settings) > 1:
+        yield f"  made with {len(tally.settings)} settings, which the card tells apart: {_counted(tally.settings)}"
     if cut := tally.finish[CUT]:
         yield f"  {cut:,} rows are cut at --max-length: finish_reason {CUT}, without an end token"
     if tally.finish["length"] and not form.needs_ids and not form.is_closed:

@@ -3,7 +3,7 @@
     config.toml    as resolved, secrets out        state.json     owner and servers: enough to adopt or to end them
     status.json    what `status` shows             events.jsonl   all that happened, append-only
     run.log        what a terminal would have seen  history.jsonl  the run in numbers, every ten seconds
-    logs/          each server's own output
+    logs/          each server's own output        environment.jsonl  what it ran on
     data/          the store's                     report.html, report.json
 
 The lock is an flock on `.lock`: the kernel frees it however its owner dies.
@@ -101,6 +101,7 @@ class RunFolder:
         self.status_file = path / "status.json"
         self.events = path / "events.jsonl"
         self.history = path / "history.jsonl"
+        self.environment = path / "environment.jsonl"
         self.run_log = path / "run.log"
         self.data = path / "data"
         self.logs = path / "logs"
@@ -189,10 +190,7 @@ class RunFolder:
         self.create()
         handle = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UsageError(f"{self.path} is in use by {self._holder()}", fix=self._way_out()) from error
+            self._take(handle)
             process = processes.identify(os.getpid())
             if process is None:
                 raise UsageError("/proc does not show this process; tokenmill needs Linux")
@@ -207,6 +205,26 @@ class RunFolder:
                     self._write_owner(None)
                 except OSError:
                     pass  # a full disk: the owner's pid, start time and boot id tell that it is gone
+        finally:
+            os.close(handle)
+
+    def _take(self, handle: int) -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"{self.path} is in use by {self._holder()}", fix=self._way_out()) from error
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Keeps every run out for the scope and writes nothing; raises UsageError that says who has the folder."""
+        try:
+            handle = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield  # a copy that came without it: nobody runs here
+            return
+        try:
+            self._take(handle)
+            yield
         finally:
             os.close(handle)
 

@@ -20,14 +20,13 @@ from tokenmill.inspecting.shapes import SHAPES, Bad
 from tokenmill.inspecting.tally import Tally
 from tokenmill.inspecting.trainer import Trainer
 from tokenmill.inspecting.verdict import Inspection, conclude, reasons
+from tokenmill.plain import speed
 from tokenmill.rows import files
 from tokenmill.servers import folder_of
-
-TELL_AFTER_S, TELL_EVERY_S = 2.0, 10.0
-"""Short enough to show that it works, long enough not to fill a screen."""
+from tokenmill.steps import Meter, Tell
 
 TELL_ROWS = 256
-"""Rows between two looks at the clock."""
+"""Rows between two looks at the verdict so far."""
 
 BATCH = 64
 """Rows measured at once: a tokenizer uses as many cores, and 64 rows of 8,000 tokens are 6 MB."""
@@ -39,7 +38,7 @@ Measured = Iterator[tuple[Found, int]]
 """What a row shows, and its bytes."""
 
 
-def inspect_any(data: Path, model: Path | None, tell: Callable[[str], None]) -> Inspection:
+def inspect_any(data: Path, model: Path | None, tell: Tell) -> Inspection:
     """As on the command line: a run may be named by its config, and is judged by its own rules."""
     data = folder_of(data).path if data.suffix == ".toml" else data
     config = RunFolder(data).config
@@ -52,7 +51,7 @@ def inspect(
     rules: Rules | None = None,
     *,
     model: Path | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    tell: Tell = lambda text: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Inspection:
     """Reads all rows once. `model` is a folder with a tokenizer; `tell` hears how far it is.
@@ -62,68 +61,67 @@ def inspect(
     tally = Tally(rules or Rules())
     trainer = Trainer(model) if model else None
     marked = trainer.marked if trainer else None
-    began = clock()
-    due, volume = began + TELL_AFTER_S, 0
-    for found, size in _found(path, tally.rules, trainer):
-        tally.add(found)
-        volume += size
-        if tally.rows % TELL_ROWS == 0 and (now := clock()) >= due:
-            due = now + TELL_EVERY_S
-            tell(_so_far(tally, volume, now - began, marked))
+    began, volume = clock(), 0
+    with Meter(tell, "read", unit="rows", clock=clock) as meter:
+        for found, size in _found(path, tally.rules, trainer):
+            tally.add(found)
+            volume += size
+            if tally.rows % TELL_ROWS == 0 and meter.due:
+                meter.at(tally.rows, _so_far(tally, volume, clock() - began, marked))
     if not tally.rows:
         raise UsageError(f"{path} holds no row")
     return conclude(tally, marked)
 
 
 def _so_far(tally: Tally, volume: int, seconds: float, marked: bool | None) -> str:
-    rate = f"{tally.rows:,} rows, {tally.rows / seconds:,.0f} rows/s"
-    if volume:
-        rate += f", {volume / seconds / 1e6:,.0f} MB/s"
+    """Of all that was read: bytes a second, where a file is read, and what it would fail of."""
+    rate = speed(volume / max(seconds, 1e-9)) if volume else ""
     worst = next((reason.text for reason in reasons(tally, marked) if reason.level == "fail"), "")
-    return f"{rate}; it fails so far: {worst}" if worst else rate
+    return "; ".join(filter(None, (rate, worst and f"it fails so far: {worst}")))
 
 
 def _found(path: Path, rules: Rules, trainer: Trainer | None) -> Measured:
     if dataset.is_run(path):
-        yield from ((measure_record(record, rules), 0) for record in dataset.records(path / "data"))
-    elif ours := _own_parts(path):
-        for part in ours:
-            yield from ((measure_record(record, rules), 0) for record in dataset.part_records(part))
-    else:
-        rows = _of_known_shape(path)
+        asked = (record for record in dataset.records(path / "data") if "broken_off" not in record.labels)
+        yield from ((measure_record(record, rules), 0) for record in asked)
+        return
+    every = files(path)
+    ours = [file for file in every if _is_ours(file)]
+    for part in ours:
+        yield from ((measure_record(record, rules), 0) for record in dataset.part_records(part))
+    if others := [file for file in every if file not in ours]:
+        rows = _of_known_shape(path, others)
         while some := list(islice(rows, BATCH)):
             found = measure([row for row, _ in some], rules, trainer)
             yield from zip(found, (size for _, size in some), strict=True)
 
 
-def _of_known_shape(path: Path) -> Iterator[Sized]:
-    """All rows, once one of the first is known to have a known shape."""
-    rows, first = stream(path), list[Sized]()
+def _of_known_shape(path: Path, some: list[Path]) -> Iterator[Sized]:
+    """All rows of these files of the set, once one of the first is known to have a known shape."""
+    rows, first = stream(some), list[Sized]()
     for one in rows:
         first.append(one)
         if not isinstance(one[0], Bad):
             break
         if len(first) == STRANGE_ROWS:
-            raise _no_shape(path, first)
+            raise _no_shape(path, some[0], first)
     else:
         if first:
-            raise _no_shape(path, first)
+            raise _no_shape(path, some[0], first)
     yield from first
     yield from rows
 
 
-def _own_parts(path: Path) -> list[Path]:
-    """The files of a Parquet export or of a run's data folder: they hold records, which say more than messages."""
-    wanted = {"key", "labels", "output_ids", "parts"}
-    return [file for file in files(path) if file.suffix == ".parquet" and wanted <= set(names(file))]
+def _is_ours(file: Path) -> bool:
+    """Whether it is of a Parquet export or of a run's data folder: it holds records, which say more than messages."""
+    return file.suffix == ".parquet" and set(names(file)) >= {"key", "labels", "output_ids", "parts"}
 
 
-def _no_shape(path: Path, strange: list[Sized]) -> UsageError:
+def _no_shape(path: Path, first: Path, strange: list[Sized]) -> UsageError:
     """Which fields were found, and which shapes are known."""
     bad = [row for row, _ in strange if isinstance(row, Bad)]
     odd = next((row for row in bad if row.fields is not None), bad[0])
     why = f"{odd.name}: {odd.why}"
-    first = files(path)[0]
     if first.suffix == ".parquet":
         why = f"the columns of {first.name}: {', '.join(names(first))}"
     return UsageError(

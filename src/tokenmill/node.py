@@ -36,6 +36,7 @@ from tokenmill.render import Renderer, renderer_for
 from tokenmill.settings import sampling
 from tokenmill.stage import stage
 from tokenmill.staging.staged import Staged
+from tokenmill.steps import Told
 from tokenmill.supervise import Supervisor
 from tokenmill.tuning import Tuning
 
@@ -87,13 +88,15 @@ class LocalNode:
         self._grace_s: float | None = None
         self._keep = False
         self._tokens = 0
+        self._told: Told | None = None
 
     async def prepare(self) -> None:
         """Stages the model, loads the tokenizer, finds the places; raises PreflightError, StoppedError."""
         config = self.config
         engine: Engine = plugins.load("engines", config.engine.kind)()
-        told = from_thread(lambda text: self._say("stage", text))
+        told = self._told = Told(from_thread(lambda text: self._say("stage", text)))
         staged = self._staged = await asyncio.to_thread(stage, config, told, self._stopping.is_set)
+        told.step = None
         model = staged.path
         python = launch.python_of(config)
         version = await asyncio.to_thread(launch.engine_version, config, engine)
@@ -112,6 +115,7 @@ class LocalNode:
             seed=generation.seed,
             timeout_s=None if generation.timeout == "auto" else generation.timeout,
             patience_s=config.fleet.stall_timeout,
+            speller=self._renderer,
         )
         self.pump = Pump(orders, self._renderer.render, self._deliver, room=self._admit)
         self._auditor = Auditor(config, self.pump, self.supervisors, self._tell)
@@ -221,11 +225,11 @@ class LocalNode:
             self._room.release()
         self._admitted = 0
         events, self._events = self._events, []
-        template, first = (self._renderer.template_sha256, self._renderer.first) if self._renderer else ("", "")
+        rendering = self._renderer.rendering if self._renderer else None
         ended = self._ended and not records and not events
         again = self._auditor.take_again() if self._auditor else ()
         capacity = self.pump.capacity if self.pump else 0
-        return Results(records, events, self._credits(), template, first, ended, again, capacity)
+        return Results(records, events, self._credits(), rendering, ended, again, capacity)
 
     async def status(self) -> NodeStatus:
         return NodeStatus(
@@ -237,6 +241,7 @@ class LocalNode:
             credits=self._credits(),
             tokens=self._tokens,
             findings=self._auditor.findings if self._auditor else (),
+            step=self._told.step if self._told else None,
         )
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:

@@ -142,12 +142,15 @@ def _work(config: Config, found: Forecast, in_flight_now: int, notes: list[str])
         notes.append(f"tokens, hours and disk are not known: {error}")
         return None
     known = path if config.model.path and path.exists() else None
-    told = lengths.measure(sample, known, thinking=generation.thinking)
+    every_turn = generation.turns == "all"
+    told = lengths.measure(sample, known, thinking=generation.thinking, every_turn=every_turn)
     most = generation.max_tokens
     if found.context is not None:
         most = max(1, min(most, found.context - found.reserve - round(told.mean)))
     done = measure(RunFolder(config.folder), most=most, in_flight=in_flight_now)
     completions = -(-sample.total // int(config.prompts.shard.partition("/")[2])) * generation.samples
+    if every_turn:
+        completions = round(completions * lengths.mean_turns(sample))
     if done.mean is not None:
         how = f"measured on {done.completions:,} completions of this run"
         return _Work(completions, done, told, Range(*done.mean), how)

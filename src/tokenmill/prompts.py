@@ -1,7 +1,7 @@
 """Prompt rows: their keys, and what is sent of them.
 
 A prompt set is read three times and never held: for keys and digests (`scan`), for the first cohort, for the rest.
-Memory: 21 bytes a row.
+Memory: 21 bytes a row, and 2 for the number of its turns where they are asked for.
 """
 
 from array import array
@@ -17,11 +17,13 @@ import xxhash
 
 from tokenmill import rows as files
 from tokenmill.core.records import NULL
+from tokenmill.core.turns import segments
 from tokenmill.errors import BadPromptError
 from tokenmill.rows import MAX_LINE, Mask, RawRow
 
 Hashes = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int32]
+Counts = npt.NDArray[np.uint16]
 
 _EMPTY, _NOTHING = msgspec.Raw(b""), msgspec.Raw(b"[]")
 
@@ -44,6 +46,13 @@ class _Body(msgspec.Struct):
     tools: msgspec.Raw = _EMPTY
 
 
+class _Speaker(msgspec.Struct, gc=False):
+    """Of a message, who says it."""
+
+    role: str | None = None
+    sender: str | None = msgspec.field(name="from", default=None)
+
+
 COLUMNS = _Row.__struct_fields__
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What a row that is no JSON object raises; nested a thousand deep, it is none that anybody means."""
@@ -53,6 +62,7 @@ _loose = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _IDS = {"id", "custom_id", "uuid"}
 _body = msgspec.json.Decoder(_Body)
 _any = msgspec.json.Decoder()
+_speakers = msgspec.json.Decoder(list[_Speaker])
 
 
 def rows(path: Path, wanted: Mask | None = None) -> Iterator[RawRow]:
@@ -115,6 +125,7 @@ class Index:
     """What is known of every row: hashes of its final key and of its content, and which repeat of its id it is.
 
     `ordinals` are 0 for a row whose id is its own, else 2, 3, …; `duplicates` tells of the first few, for a message.
+    `turns` are the answers that each row asks for, None where one is asked of every row.
     """
 
     keys: Hashes
@@ -122,6 +133,7 @@ class Index:
     ordinals: Numbers
     duplicates: list[str] = field(default_factory=list)
     duplicate_count: int = 0
+    turns: Counts | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -154,12 +166,23 @@ def key_hash(key: str) -> int:
 SHOWN_DUPLICATES = 5
 
 
-def scan(path: Path, limit: int = 0, progress: Callable[[int], None] = lambda count: None) -> Index:
-    """Reads the whole set once for its keys; `progress` is told the rows so far.
+MOST_TURNS = 65_535
+"""Answers asked of one row: what 16 bits count. No context holds as many."""
 
-    902,087 rows of 1 KB take 2 to 3 s of processor time.
+
+def scan(
+    path: Path,
+    limit: int = 0,
+    progress: Callable[[int], None] = lambda count: None,
+    *,
+    every_turn: bool = False,
+) -> Index:
+    """Reads the whole set once for its keys, and with `every_turn` for the answers that each row asks for; `progress`
+    is told the rows so far.
+
+    902,087 rows of 1 KB take 2 to 3 s of processor time, and 8 s more where turns are counted.
     """
-    keys, digests = array("Q"), array("Q")
+    keys, digests, counts = array("Q"), array("Q"), array("H")
     for file in files.files(path):
         for _, block in files.blocks(file, COLUMNS):
             for data in block:
@@ -167,13 +190,16 @@ def scan(path: Path, limit: int = 0, progress: Callable[[int], None] = lambda co
                     key, digest = _hashes(data)
                     keys.append(key)
                     digests.append(digest)
+                    if every_turn:
+                        counts.append(min(count_turns(data), MOST_TURNS))
             progress(len(keys))
             if limit and len(keys) >= limit:
                 break
         if limit and len(keys) >= limit:
             break
-    del keys[limit or len(keys) :], digests[limit or len(digests) :]
+    del keys[limit or len(keys) :], digests[limit or len(digests) :], counts[limit or len(counts) :]
     index = Index(np.array(keys), np.array(digests), np.zeros(len(keys), dtype=np.int32))
+    index.turns = np.array(counts) if every_turn else None
     _number_repeats(index, path)
     return index
 
@@ -236,35 +262,88 @@ _KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _KEPT = ("reasoning_content", "tool_calls", "tool_call_id", "name")
 
 
+class Conversation(NamedTuple):
+    """What is asked at each turn, as JSON lists: the messages that are new in front of each answer; and the tools."""
+
+    turns: list[msgspec.Raw]
+    tools: msgspec.Raw
+
+
 def messages(data: bytes) -> tuple[msgspec.Raw, msgspec.Raw]:
     """What is sent of a row: its messages up to the last user or tool turn, and its tools. Raises BadPromptError."""
-    try:
-        row = _read(data)
-        content, tools = _given(row.messages, row.conversations), bytes(_given(row.tools)) or b"null"
-        prompt = _given(row.prompt)
-        if content is _EMPTY and prompt is _EMPTY and _given(row.body) is not _EMPTY:
-            body = _body.decode(bytes(row.body))
-            content, tools = _given(body.messages), bytes(_given(body.tools)) or b"null"
-        turns = _prompt(bytes(prompt)) if content is _EMPTY else _any.decode(bytes(content))
-        _any.decode(tools)
-    except UNREADABLE as error:
-        raise BadPromptError(_why_not_json(data, error)) from error
-    normal = [_message(turn) for turn in _list_of(turns)]
+    normal, tools = _normal(data)
     while normal and normal[-1]["role"] not in ("user", "tool"):
         normal.pop()  # the answer that is to be written anew
     if not any(turn["role"] == "user" for turn in normal):
         raise BadPromptError("no user turn")
     if not (normal[-1]["content"] or "").strip():
         raise BadPromptError("the last turn is empty")
-    return msgspec.Raw(msgspec.json.encode(normal)), msgspec.Raw(tools) if tools != b"null" else NULL
+    return msgspec.Raw(msgspec.json.encode(normal)), tools
 
 
-def _prompt(raw: bytes) -> Any:
-    """The user's only turn, or turns as some trainers write them."""
-    if not raw:
+def conversation(data: bytes) -> Conversation:
+    """A row whose answers are all to be written anew (core/turns.py); raises BadPromptError where one cannot be."""
+    normal, tools = _normal(data)
+    found = segments([message["role"] for message in normal])
+    if not found:
+        raise BadPromptError("no user turn")
+    for number, own in enumerate(found):
+        if not (normal[own[-1]]["content"] or "").strip():
+            raise BadPromptError(f"what turn {number} is to answer is empty")
+    asked = [msgspec.Raw(msgspec.json.encode([normal[place] for place in own])) for own in found]
+    return Conversation(asked, tools)
+
+
+def as_given(data: bytes) -> list[tuple[msgspec.Raw, msgspec.Raw]]:
+    """What each turn would be asked with, and the tools, were the row's own answers the model's: about as long as what
+    will be. Raises BadPromptError."""
+    normal, tools = _normal(data)
+    found = segments([message["role"] for message in normal])
+    return [(msgspec.Raw(msgspec.json.encode(normal[: own[-1] + 1])), tools) for own in found]
+
+
+def count_turns(data: bytes) -> int:
+    """The answers that a row asks for, by its roles alone; 1 of a row that cannot be used: it has one record then."""
+    try:
+        roles = [speaker.role or speaker.sender or "" for speaker in _speakers.decode(_given_turns(data).content)]
+    except (*UNREADABLE, BadPromptError):
+        return 1
+    return max(1, len(segments([_ROLES.get(role, role) for role in roles])))
+
+
+class _Given(NamedTuple):
+    """JSON: a row's turns, and its tools; `bare`: the turns may be a text, the user's only one."""
+
+    content: msgspec.Raw
+    tools: bytes
+    bare: bool
+
+
+def _given_turns(data: bytes) -> _Given:
+    """Where a row's turns stand, whatever its form; raises UNREADABLE, and BadPromptError where there are none."""
+    row = _read(data)
+    content, tools = _given(row.messages, row.conversations), bytes(_given(row.tools)) or b"null"
+    prompt = _given(row.prompt)
+    if content is _EMPTY and prompt is _EMPTY and _given(row.body) is not _EMPTY:
+        body = _body.decode(bytes(row.body))
+        content, tools = _given(body.messages), bytes(_given(body.tools)) or b"null"
+    if content is _EMPTY and prompt is _EMPTY:
         raise BadPromptError("none of the fields messages, conversations, prompt, body holds anything")
-    content = _any.decode(raw)
-    return content if isinstance(content, list) else [{"role": "user", "content": content}]
+    return _Given(prompt, tools, True) if content is _EMPTY else _Given(content, tools, False)
+
+
+def _normal(data: bytes) -> tuple[list[dict[str, Any]], msgspec.Raw]:
+    """A row's messages as chat templates want them, and its tools; raises BadPromptError."""
+    try:
+        given = _given_turns(data)
+        content = _any.decode(given.content)
+        _any.decode(given.tools)
+    except UNREADABLE as error:
+        raise BadPromptError(_why_not_json(data, error)) from error
+    if given.bare and not isinstance(content, list):
+        content = [{"role": "user", "content": content}]
+    tools = msgspec.Raw(given.tools) if given.tools != b"null" else NULL
+    return [_message(turn) for turn in _list_of(content)], tools
 
 
 def _list_of(turns: Any) -> list[Any]:

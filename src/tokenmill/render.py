@@ -8,10 +8,10 @@ A renderer also knows how to read outputs: end tokens, the token of `</think>`, 
 """
 
 import asyncio
-import hashlib
 import os
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ import msgspec
 from tokenmill.client import Client
 from tokenmill.core.judge import CLOSE, OPEN, Reading
 from tokenmill.core.records import NULL
+from tokenmill.core.rendering import Rendering, differences, sha256_of
 from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo
 from tokenmill.errors import BadPromptError, PluginError, PreflightError, RefusedError, boundary
-from tokenmill.machine import modelfiles
+from tokenmill.machine import ggufvocab, modelfiles, threads
 
 RENDER_TIMEOUT_S = 60.0
 """For the two small requests with which a llama.cpp server renders: they queue behind nothing."""
@@ -36,11 +37,21 @@ END_TEXTS = (
 """What llama.cpp takes for the end of a generation where the vocabulary has it as one token (src/llama-vocab.cpp)."""
 
 
+PAD_TEXTS = ("<pad>", "[PAD]", "<|pad|>", "<mask>", "[MASK]", "<|mask|>")
+"""What no output holds, where the vocabulary has it as one token: a llama.cpp server does not tell its own."""
+
+SPELL_S = 10.0
+"""For what a few thousand ids spell: milliseconds, on threads that a loaded machine may keep waiting."""
+
+
 class Renderer(ABC):
-    """`template` is the chat template's text, empty while unknown; `first` the first rendered prompt."""
+    """`template` is the chat template's text; it and `tokenizer_sha256` are empty while unknown; `rendering` is known
+    once `prove` was called. `specials` are the special tokens' texts, as far as they are known."""
 
     template = ""
-    first = ""
+    tokenizer_sha256 = ""
+    rendering: Rendering | None = None
+    specials: frozenset[str] = frozenset()
 
     def __init__(self, thinking: bool) -> None:
         self.thinking = thinking
@@ -50,12 +61,40 @@ class Renderer(ABC):
         """Raises BadPromptError for messages that the template refuses, RequestError where the server fails."""
 
     @abstractmethod
-    async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
-        """How to read outputs. `sample` are a prompt's ids as the engine gave them back, null where it does not."""
+    async def example(self, messages: msgspec.Raw, client: Client) -> tuple[str, msgspec.Raw]:
+        """Messages as rendered text and ids; empty and null where only the server knows."""
+
+    async def prove(self, messages: msgspec.Raw, given: msgspec.Raw, client: Client, info: ServerInfo) -> str:
+        """Renders a prompt and keeps it as the run's first. Returns how a later server renders the same messages
+        otherwise, empty where it does not. `given` are the prompt's ids as this server gave them, null if it gave none.
+        """
+        text, ids = await self.example(messages, client)
+        self.template = self.template or info.template
+        template = info.template or self.template
+        own = ids if ids != NULL else given
+        known = (template, sha256_of(template), self.tokenizer_sha256)
+        new = Rendering(*known, bytes(messages).decode(), text, own)
+        self.rendering = self.rendering or new
+        return "; ".join(found.text for found in differences(self.rendering, new) if not found.dated)
 
     @property
-    def template_sha256(self) -> str:
-        return hashlib.sha256(self.template.encode()).hexdigest() if self.template else ""
+    def first(self) -> str:
+        """The first rendered prompt, as text; empty before `prove`, and where only the server knows."""
+        return self.rendering.prompt if self.rendering else ""
+
+    @abstractmethod
+    async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
+        """How to read outputs, once `prove` was called. `sample` are a prompt's ids as the engine gave them back, null
+        where it does not."""
+
+    @abstractmethod
+    async def spell(self, ids: msgspec.Raw, client: Client) -> str | None:
+        """See spelling.Speller."""
+
+    def lost_by_conversations(self, conversations: Sequence[tuple[Any, str, str]]) -> str:
+        """What a trainer loses that renders conversations (messages and the answer's turn, thought, answer) by the
+        model's template; empty where that is nothing, or not known."""
+        return ""
 
 
 class TokenizerRenderer(Renderer):
@@ -66,20 +105,28 @@ class TokenizerRenderer(Renderer):
         self._model = model
         with boundary(f"loading the tokenizer of {model}"):
             self._tokenizer: Any = load_tokenizer(model)
-        self.template = self._tokenizer.chat_template or ""
-        if not self.template:
+        self._vocabulary = Vocabulary(self._tokenizer)
+        self.specials = self._vocabulary.specials
+        self.template = modelfiles.template(model)
+        if not self._tokenizer.chat_template:
             raise PreflightError(
                 f"{model} has no chat template: neither chat_template.jinja nor one in tokenizer_config.json",
                 fix="add the template's file to the model folder, or use an engine that is given messages",
             )
 
     async def render(self, messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> Rendered:
+        ids, _ = await self._both(messages, tools)
+        return Rendered(messages, tools, msgspec.Raw(msgspec.json.encode(ids)), len(ids))
+
+    async def example(self, messages: msgspec.Raw, client: Client) -> tuple[str, msgspec.Raw]:
+        ids, text = await self._both(messages, NULL)
+        return text, msgspec.Raw(msgspec.json.encode(ids))
+
+    async def _both(self, messages: msgspec.Raw, tools: msgspec.Raw) -> tuple[list[int], str]:
         try:
-            ids, text = await asyncio.to_thread(self._ids, messages, tools)
+            return await asyncio.to_thread(self._ids, messages, tools)
         except PluginError as error:
             raise BadPromptError(str(error)) from error
-        self.first = self.first or text
-        return Rendered(messages, tools, msgspec.Raw(msgspec.json.encode(ids)), len(ids))
 
     def _ids(self, messages: msgspec.Raw, tools: msgspec.Raw) -> tuple[list[int], str]:
         with boundary("the chat template"):
@@ -93,27 +140,69 @@ class TokenizerRenderer(Renderer):
             # The template wrote the special tokens: adding them again would double the first.
             return self._tokenizer(text, add_special_tokens=False)["input_ids"], text
 
+    def lost_by_conversations(self, conversations: Sequence[tuple[Any, str, str]]) -> str:
+        lost = {"thought": 0, "answer": 0, "end token": 0}
+        for turns, thought, answer in conversations:
+            try:
+                with boundary("the chat template"):
+                    text: str = self._tokenizer.apply_chat_template(turns, tokenize=False)
+            except PluginError as error:
+                return f"a template that refuses the answer's turn: conversations cannot be trained on by it ({error})"
+            at = text.rfind(answer.strip())
+            lost["thought"] += bool(thought) and thought.strip() not in text
+            lost["answer"] += at < 0
+            behind = text[at + len(answer.strip()) :].strip()
+            lost["end token"] += at >= 0 and not any(behind.startswith(end) for end in self.specials)
+        return _lost(lost, len(conversations))
+
     def count(self, messages: msgspec.Raw, tools: msgspec.Raw) -> int:
         """The tokens of a rendered prompt; raises PluginError where the template refuses the messages."""
         return len(self._ids(messages, tools)[0])
 
     async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
-        ends = {*modelfiles.end_tokens(self._model), self._tokenizer.eos_token_id} - {None}
+        tokenizer = self._tokenizer
+        ends = {*modelfiles.end_tokens(self._model), tokenizer.eos_token_id}
+        never = {getattr(tokenizer, "pad_token_id", None), getattr(tokenizer, "mask_token_id", None)}
         close = self._tokenizer(CLOSE, add_special_tokens=False)["input_ids"]
         return Reading(
             thinking=self.thinking,
             opened=self.first.rstrip().endswith(OPEN),
-            end_ids=frozenset(str(end).encode() for end in ends),
+            end_ids=frozenset(_digits(ends)),
             close_id=str(close[0]).encode() if len(close) == 1 else b"",
+            shut=self.first.rstrip().endswith(CLOSE),
+            never=tuple(_digits(never)),
         )
+
+    async def spell(self, ids: msgspec.Raw, client: Client) -> str | None:
+        return await threads.reading(lambda: self._vocabulary.spell(ids), None, SPELL_S)
+
+
+class Vocabulary:
+    """What ids spell, by a model's tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.specials: frozenset[str] = frozenset(tokenizer.get_added_vocab())
+        self._tokenizer = tokenizer
+        self._size = len(tokenizer)
+
+    def spell(self, ids: msgspec.Raw) -> str:
+        """Raises PluginError for ids that are none of its own: a tokenizer would pass over them without a word."""
+        with boundary("the tokenizer"):
+            numbers: list[int] = msgspec.json.decode(ids, type=list[int])
+            if any(not 0 <= number < self._size for number in numbers):
+                raise ValueError(f"ids up to {max(numbers)} in a vocabulary of {self._size}")
+            return str(self._tokenizer.decode(numbers, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def load_tokenizer(model: Path) -> Any:
-    """transformers' tokenizer of a model folder.
+    """transformers' tokenizer of a model folder or a .gguf file; raises PreflightError for a kind that is not known.
 
     AutoTokenizer imports torch where torch is installed, which takes 12 s and more; tokenizer.json needs none of it.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found": it is not wanted
+    if model.is_file():
+        with _importing:
+            return ggufvocab.tokenizer(model)
     name = "PreTrainedTokenizerFast" if (model / "tokenizer.json").is_file() else "AutoTokenizer"
     with _importing:
         import transformers
@@ -129,48 +218,70 @@ _importing = threading.Lock()
 class ServerRenderer(Renderer):
     """By a server that can render and tokenize without generating."""
 
+    specials = frozenset((*END_TEXTS, *PAD_TEXTS))
+
     def __init__(self, engine: Engine, thinking: bool) -> None:
         super().__init__(thinking)
         self._engine = engine
 
     async def render(self, messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> Rendered:
+        ids = await self._tokens(client, await self._text(messages, tools, client), whole=True)
+        return Rendered(messages, tools, ids, _count(ids))
+
+    async def _text(self, messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> str:
         request = self._engine.template_request(messages, tools, self.thinking)
         try:
             answer = await client.post(request.path, request.body, timeout_s=RENDER_TIMEOUT_S)
         except RefusedError as error:
             raise BadPromptError(f"the server's template refuses the messages: {error}") from error
-        text = self._engine.read_template(answer)
-        self.first = self.first or text
-        ids = await self._tokens(client, text, whole=True)
-        return Rendered(messages, tools, ids, _count(ids))
+        return self._engine.read_template(answer)
+
+    async def example(self, messages: msgspec.Raw, client: Client) -> tuple[str, msgspec.Raw]:
+        text = await self._text(messages, NULL, client)
+        return text, await self._tokens(client, text, whole=True)
 
     async def _tokens(self, client: Client, text: str, *, whole: bool) -> msgspec.Raw:
         request = self._engine.ids_request(text, whole=whole)
         return self._engine.read_tokens(await client.post(request.path, request.body, timeout_s=RENDER_TIMEOUT_S))
 
     async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
-        self.template = self.template or info.template
-        texts = dict.fromkeys((*END_TEXTS, info.end_token) if info.end_token else ())
-        ends = [ids for text in texts if _count(ids := await self._tokens(client, text, whole=False)) == 1]
+        ends = await self._single(client, *END_TEXTS, info.end_token) if info.end_token else []
+        never = await self._single(client, *PAD_TEXTS)
         close = await self._tokens(client, CLOSE, whole=False)
         return Reading(
             thinking=self.thinking,
             opened=self.first.rstrip().endswith(OPEN),
-            end_ids=frozenset(bytes(ids)[1:-1] for ids in ends),
+            end_ids=frozenset(ends),
             close_id=bytes(close)[1:-1] if _count(close) == 1 else b"",
+            shut=self.first.rstrip().endswith(CLOSE),
+            never=tuple(never),
         )
+
+    async def _single(self, client: Client, *texts: str) -> list[bytes]:
+        """The ids of those texts that are one token."""
+        found = [await self._tokens(client, text, whole=False) for text in dict.fromkeys(texts)]
+        return [bytes(ids)[1:-1] for ids in found if _count(ids) == 1]
+
+    async def spell(self, ids: msgspec.Raw, client: Client) -> str | None:
+        request = self._engine.spelling_request(ids)
+        return self._engine.read_spelling(await client.post(request.path, request.body, timeout_s=SPELL_S))
 
 
 class ChatRenderer(Renderer):
-    """Messages go out as they are. What the model's folder tells, where there is one, is read without transformers."""
+    """Messages go out as they are. What the model's folder tells, where there is one, is read without transformers,
+    but for what ids spell."""
 
     def __init__(self, model: Path | None, thinking: bool) -> None:
         super().__init__(thinking)
         self._model = model if model and model.is_dir() else None
         self.template = modelfiles.template(self._model) if self._model else ""
+        self._vocabulary: asyncio.Future[Vocabulary | None] | None = None
 
     async def render(self, messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> Rendered:
         return Rendered(messages, tools)
+
+    async def example(self, messages: msgspec.Raw, client: Client) -> tuple[str, msgspec.Raw]:
+        return "", NULL
 
     async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
         if self._model is None:
@@ -178,23 +289,66 @@ class ChatRenderer(Renderer):
         tags = modelfiles.added_tokens(self._model, OPEN, CLOSE)
         last = bytes(sample)[-64:].strip(b"[]").split(b",")[-2:]  # `<think>` and its newline end the prompt
         opened = str(tags[OPEN]).encode() in last if sample != NULL and OPEN in tags else None
+        never = modelfiles.special_tokens(self._model, "pad_token", "mask_token").values()
         return Reading(
             thinking=self.thinking,
             opened=opened,
-            end_ids=frozenset(str(end).encode() for end in modelfiles.end_tokens(self._model)),
+            end_ids=frozenset(_digits(modelfiles.end_tokens(self._model))),
             close_id=str(tags[CLOSE]).encode() if CLOSE in tags else b"",
+            shut=CLOSE in tags and str(tags[CLOSE]).encode() in last,
+            never=tuple(_digits(never)),
         )
+
+    async def spell(self, ids: msgspec.Raw, client: Client) -> str | None:
+        model = self._model
+        if model is None or not (model / "tokenizer.json").is_file():
+            return None
+        if self._vocabulary is None:
+            loading = threads.ask(lambda: _vocabulary(model))
+            self._vocabulary = asyncio.wrap_future(loading)
+        vocabulary = await asyncio.shield(self._vocabulary)
+        if vocabulary is None:
+            return None
+        self.specials = vocabulary.specials
+        return await threads.reading(lambda: vocabulary.spell(ids), None, SPELL_S)
+
+
+def _vocabulary(model: Path) -> Vocabulary | None:
+    """None where the folder's tokenizer cannot be loaded: the engine had its own way, and nothing is compared."""
+    try:
+        with boundary(f"loading the tokenizer of {model}"):
+            return Vocabulary(load_tokenizer(model))
+    except PluginError:
+        return None
 
 
 def renderer_for(engine: Engine, model: Path | None, thinking: bool) -> Renderer:
     """The renderer that an engine asks for; loads the tokenizer where it is needed."""
+    made: Renderer
     if engine.renders == "server":
-        return ServerRenderer(engine, thinking)
-    if engine.renders == "ids":
-        if model is None:
-            raise PreflightError(f"engine {engine.kind} needs model.path: tokenmill renders with the model's tokenizer")
-        return TokenizerRenderer(model, thinking)
-    return ChatRenderer(model, thinking)
+        made = ServerRenderer(engine, thinking)
+    elif engine.renders == "chat":
+        made = ChatRenderer(model, thinking)
+    elif model is None:
+        raise PreflightError(f"engine {engine.kind} needs model.path: tokenmill renders with the model's tokenizer")
+    else:
+        made = TokenizerRenderer(model, thinking)
+    made.tokenizer_sha256 = modelfiles.tokenizer_sha256(model) if model is not None and model.exists() else ""
+    return made
+
+
+def _lost(lost: Mapping[str, int], of: int) -> str:
+    words = ", ".join(f"the {what} of {count} of {of}" for what, count in lost.items() if count)
+    if not words:
+        return ""
+    return (
+        f"the chat template loses {words} when a conversation is rendered whole: messages and specforge-chat would be "
+        "trained without; the formats of token ids hold all of it"
+    )
+
+
+def _digits(ids: Iterable[int | None]) -> list[bytes]:
+    return [str(number).encode() for number in sorted(number for number in ids if number is not None)]
 
 
 def _count(ids: msgspec.Raw) -> int:

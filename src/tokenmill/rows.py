@@ -24,6 +24,9 @@ BLOCK = 1 << 16
 PARQUET_BATCH = 1024
 """Rows of a Parquet file taken out at once: a megabyte of usual prompts."""
 
+OBJECT_BYTES = 1 << 20
+"""Of such a batch, made Python objects at once: these take 10 to 20 times as much."""
+
 Mask = npt.NDArray[np.bool_]
 
 Block = tuple[int, list[bytes]]
@@ -78,10 +81,13 @@ def last(mask: Mask) -> int:
 
 
 def blocks(file: Path, columns: tuple[str, ...]) -> Iterator[Block]:
-    """One file's lines by blocks, blank ones included."""
+    """One file's lines by blocks, blank ones included; raises UsageError where it is damaged or cannot be read."""
     reader = _reader(file)
     assert reader is not None, "files() lets only readable kinds through"
-    return reader(file, columns)
+    try:
+        yield from reader(file, columns)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
 def _reader(path: Path) -> Callable[[Path, tuple[str, ...]], Iterator[Block]] | None:
@@ -151,8 +157,10 @@ def _read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[Block]:
         with pq.ParquetFile(path) as table:
             there = [name for name in table.schema_arrow.names if name in columns]
             for batch in table.iter_batches(batch_size=PARQUET_BATCH, columns=there):
-                records = batch.to_pylist()
-                yield number, [msgspec.json.encode({k: v for k, v in r.items() if v is not None}) for r in records]
-                number += len(records)
+                few = max(1, batch.num_rows * OBJECT_BYTES // max(OBJECT_BYTES, batch.nbytes))
+                for at in range(0, batch.num_rows, few):
+                    records = batch.slice(at, few).to_pylist()
+                    yield number, [msgspec.json.encode({k: v for k, v in r.items() if v is not None}) for r in records]
+                    number += len(records)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is damaged: {error}") from error

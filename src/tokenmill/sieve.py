@@ -234,9 +234,13 @@ class Tally:
         self.shares = array("f")
         self.accepted = self.steps = 0.0
         self.settings: Counter[str] = Counter()
+        self._digest = xxhash.xxh3_64()
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Record, split: Split = "train") -> None:
         self.rows += 1
+        told = (record.key, record.sample, record.turn, record.attempt, record.finish_reason, split)
+        for part in (repr(told).encode(), bytes(record.prompt_ids), bytes(record.output_ids), record.text.encode()):
+            self._digest.update(part)
         self.labels.update(record.labels)
         self.finish[record.finish_reason] += 1
         self.settings[record.settings] += 1
@@ -252,6 +256,11 @@ class Tally:
         if record.accept_length:
             self.accepted += record.output_tokens
             self.steps += record.output_tokens / record.accept_length
+
+    @property
+    def digest(self) -> str:
+        """Of all that went out, so that two exports of unlike content can be told apart."""
+        return self._digest.hexdigest()
 
     @property
     def accept_length(self) -> float | None:
@@ -278,5 +287,5 @@ class Tally:
 
 def _fix(sieve: Sieve) -> str:
     if sieve.reasons[NO_IDS]:
-        return "export messages or parquet: they need no ids. Text is not tokenized again, since it gives other ids"
+        return "export messages or parquet, which need no ids; or --retokenise, which tells how far such ids are off"
     return "tokenmill inspect RUN   shows why"

@@ -83,6 +83,13 @@ class Sight:
         self._log_reports = self._log_reports or bool(told)
         self._reports += told
 
+    @property
+    def reported(self) -> float | None:
+        """The accept length that its metrics, or the log's last reports, tell; None where nothing does."""
+        if self.accept_length is not None or not self._reports:
+            return self.accept_length
+        return sum(self._reports) / len(self._reports)
+
     def take_reports(self) -> list[float]:
         """The accept lengths told since the last call."""
         told, self._reports = self._reports, []

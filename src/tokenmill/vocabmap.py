@@ -5,8 +5,6 @@ whether target token j is in the draft vocabulary. By frequency, then by id; whe
 for, the lowest other ids fill up (speculators 0.9: train/vocab_mapping.py; SpecForge 0.2 does alike).
 """
 
-import os
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill import dataset
+from tokenmill import dataset, outfolder
 from tokenmill.core import judge
 from tokenmill.core.judge import Rules, Verdict
 from tokenmill.core.records import NULL, Record
-from tokenmill.errors import GateError, StoreError, UsageError
+from tokenmill.errors import GateError, UsageError
 from tokenmill.folder import RunFolder
 
 SIZES = (8_000, 16_000, 32_000, 64_000)
@@ -71,23 +69,14 @@ def build(counts: Numbers, size: int) -> VocabMap:
 def write(folder: RunFolder, out: Path, rules: Rules, *, size: int, vocabulary: int) -> list[str]:
     """Writes d2t-SIZE.npy, t2d-SIZE.npy (where speculators looks for them) and both in vocab-map.npz to the new folder
     `out`; returns what to tell of them."""
-    if out.exists():
-        raise UsageError(f"{out} exists already", fix="name a new folder, or remove it")
     counts = count(dataset.records(folder.data), rules, vocabulary)
     if not counts.any():
         raise GateError(f"no accepted record of {folder.path} has token ids", fix=f"tokenmill inspect {folder.path}")
     found = build(counts, size)
-    aside = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        aside.mkdir(parents=True)
+    with outfolder.made(out) as aside:
         np.save(aside / f"d2t-{size}.npy", found.d2t)
         np.save(aside / f"t2d-{size}.npy", found.t2d)
         np.savez(aside / "vocab-map.npz", d2t=found.d2t, t2d=found.t2d)
-        aside.rename(out)
-    except OSError as error:
-        raise StoreError(f"{out} could not be written: {error.strerror or error}", fix=f"df -h {out.parent}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return told(found)
 
 

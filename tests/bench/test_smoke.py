@@ -21,6 +21,7 @@ def test_every_figure_is_measured_in_small() -> None:
         "staging",
         "one head",
         "end of a set",
+        "the page of",
     ):
         assert what in done.stdout
     assert "rows after kill and resume: doubled 0, lost 0, wrong row 0" in done.stdout

@@ -21,7 +21,9 @@ READING = Reading(thinking=True, opened=False, end_ids=frozenset({b"99"}))
 def judged(key: str, row: int, *output: int, finish: str = "stop") -> Record:
     """A record as the judge labels it; the prompt holds end tokens of earlier turns."""
     ids = raw(*output)
-    measured = judge.measure(Completion(TEXT, finish, output_ids=ids, output_tokens=40), READING, Rules())
+    tokens = bytes(ids).count(b",") + 1
+    made = Completion(TEXT, finish, output_ids=ids, output_tokens=tokens, reasoning_tokens=20)
+    measured = judge.measure(made, READING, Rules())
     return record(
         key,
         row,

@@ -118,7 +118,7 @@ def test_c22_thoughts_in_earlier_turns_are_told(tmp_path: Path, model: Path) -> 
         assert (code, found["verdict"]) == (0, "warn")
         assert found["reasons"] == [
             "20 of 20 rows (100.0%) hold a thought in an earlier turn, which chat templates drop: make each answer a "
-            "row of its own"
+            "row of its own, of which the last turn alone is trained"
         ]
     assert found["supervised_tokens"]["p50"] == 25 + 8  # the last answer's alone
 

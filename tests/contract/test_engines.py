@@ -308,6 +308,16 @@ def test_sampling_that_nobody_asked_for_is_left_to_the_server(kind: str) -> None
     assert not {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "seed", "sampling_seed"} & set(fields)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in plugins.names("engines") if engine(kind).renders == "chat"])
+def test_the_thoughts_of_earlier_turns_go_along_under_both_names_that_servers_read(kind: str) -> None:
+    said = {"role": "assistant", "content": "5", "reasoning_content": "two and three"}
+    asked = [{"role": "user", "content": "2 + 3?"}, said, {"role": "user", "content": "and 1?"}]
+    rendered = Rendered(msgspec.Raw(msgspec.json.encode(asked)), NULL)
+    made = engine(kind).encode(spec(kind), rendered, Sampling(9), request_id="r", thinking=True, seed=None)
+    sent = json.loads(made.body)["messages"]
+    assert sent == [asked[0], {**said, "reasoning": "two and three"}, asked[2]]
+
+
 @pytest.mark.parametrize("kind", [kind for kind in plugins.names("engines") if engine(kind).renders != "ids"])
 def test_a_request_asks_for_the_runs_thinking_mode(kind: str) -> None:
     """Where tokenmill renders, the mode stands in the ids; else the request must carry it."""

@@ -60,6 +60,24 @@ def test_options_are_heard_and_what_is_left_out_is_told(done: Case) -> None:
     assert not list(done.folder.glob(".out*"))
 
 
+def test_a_run_that_goes_on_can_be_exported(case: Case) -> None:
+    """What is stored at that moment, whole rows only; the run is not disturbed."""
+    case.write(engine={"args": {"slots": 4, "latency-ms": 900}}, fleet={"servers": 1})
+    process = case.start()
+    case.until_done(8, process)
+    assert _do(case, "export", case.run_path, "specforge", case.folder / "early") == 0, case.output()
+    assert process.poll() is None
+    early = rows_of(case.folder / "early")
+    assert 8 <= len(early) < 40
+    assert case.wait(process) == 0, case.output()
+    assert "tokenmill export " in case.output()
+    assert f"{case.run_path} specforge OUT" in case.output(), "the next command, in the end"
+    assert _do(case, "export", case.run_path, "specforge", case.folder / "late") == 0
+    late = {row["id"]: row for row in rows_of(case.folder / "late")}
+    assert len(late) == 40
+    assert all(late[row["id"]] == row for row in early)
+
+
 def test_the_vocabulary_of_a_drafter(done: Case) -> None:
     """The scripted server's ids are the bytes of its text."""
     out = done.folder / "map"

@@ -215,16 +215,17 @@ def test_messages_the_answer_ends_the_conversation_with_its_thought_beside_it(ro
             "role": "assistant",
             "content": "Hello there!",
             "reasoning_content": "It is a greeting, so a greeting is due.",
+            "name": "",
         },
     ]
-    assert rows["no thought"]["messages"][-1] == {"role": "assistant", "content": "Hello!"}
+    assert rows["no thought"]["messages"][-1] == {"role": "assistant", "content": "Hello!", "name": ""}
 
 
 def test_messages_earlier_turns_and_tools_stand_as_they_were(rows: dict[str, dict[str, Any]]) -> None:
     assert rows["turns"]["messages"][:-1] == TURNS
     assert rows["tools"]["messages"][:-1] == CALLS
-    assert rows["tools"]["tools"] == TOOLS
-    assert "tools" not in rows["plain"]
+    assert json.loads(rows["tools"]["tools"]) == TOOLS
+    assert rows["plain"]["tools"] == "[]"
 
 
 def test_messages_a_cut_answer_says_so(rows: dict[str, dict[str, Any]]) -> None:
@@ -349,23 +350,25 @@ def test_specforge_chat_has_no_column_that_a_template_would_be_given(tmp_path: P
         "role": "assistant",
         "content": "Hello there!",
         "reasoning_content": RECORDS[0].reasoning,
-        "tool_calls": "[]",
-        "tool_call_id": "",
         "name": "",
     }
     assert rows["plain"]["conversations"][0] == {"role": "user", "content": "hi"}
-    assert rows["no thought"]["conversations"][-1]["reasoning_content"] == ""
+    assert rows["no thought"]["conversations"][-1] == {"role": "assistant", "content": "Hello!", "name": ""}
     assert [json.loads(rows[name]["tools"]) for name in ("tools", "plain")] == [TOOLS, []]
-    assert json.loads(rows["tools"]["conversations"][1]["tool_calls"]) == CALLS[1]["tool_calls"]
+    assert rows["tools"]["conversations"][1]["tool_calls"] == CALLS[1]["tool_calls"]
 
 
-@pytest.mark.parametrize("name", ["specforge", "specforge-chat", "speculators", "openai-batch"])
+@pytest.mark.parametrize("name", ["specforge", "specforge-chat", "speculators", "messages", "openai-batch"])
 def test_a_reader_knows_every_field_from_the_first_row(name: str, tmp_path: Path) -> None:
-    """`datasets` 5.2 takes a file's form from its first 10 MB, and fails at a field, or a type, that comes later."""
+    """`datasets` 5 takes a file's form from its first 10 MB, and fails at a field, or a type, that comes later; but for
+    lists of unlike objects (utils/json.py, find_mixed_struct_types_field_paths), which it reads as JSON."""
     row = Settings("abc", {"model": "Q", "sampling": {"temperature": 0.6}}, "vllm", "0.33", {})
     made: Format = plugins.load("formats", name)(several=False, settings={"abc": row})
     made.write(fit(name), tmp_path)
-    first, *others = (_form(found) for found in read(tmp_path))
+    rows = read(tmp_path)
+    for turns in (row.pop(field) for row in rows for field in ("messages", "conversations") if field in row):
+        assert len({frozenset(turn) for turn in turns}) > 1, "each row's turns are unlike"
+    first, *others = (_form(found) for found in rows)
     assert [other - first for other in others if other - first] == []
 
 

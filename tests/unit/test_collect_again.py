@@ -3,9 +3,11 @@
 import asyncio
 import random
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from tests.unit.make import jsonl
 from tokenmill import dataset, prompts
@@ -54,6 +56,7 @@ class Moody:
             },
             settings="s",
             labels=labels,
+            finish_reason="length" if "truncated_in_answer" in labels else "stop",
             attempt=prompt.attempt,
             output_tokens=self.rng.randrange(100),
             repetition=9.0 if "repetition" in labels else 1.0,
@@ -72,7 +75,7 @@ class Moody:
         records, self.records = self.records, []
         again, self.again = tuple(self.again), []
         ended = self.stopped and not records
-        return Results(records, [], 0 if self.stopped else 7, "t", "p", ended, again)
+        return Results(records, [], 0 if self.stopped else 7, None, ended, again)
 
     async def status(self) -> NodeStatus:
         return NodeStatus("", ())
@@ -85,10 +88,10 @@ class Moody:
         self.waiting.clear()
 
 
-def accounts_of(folder: RunFolder, path: Path) -> Accounts:
+def accounts_of(folder: RunFolder, path: Path, samples: int) -> Accounts:
     """As a start finds them."""
     rules, gate = Rules(), Gate(Limits(cohort=20, max_rejected=1.0, max_truncated=1.0))
-    ledger = Ledger(prompts.scan(path), samples=1)
+    ledger = Ledger(prompts.scan(path, every_turn=True), samples)
     found = ledger.load(dataset.briefs(folder.data), rules, gate)
     feed = Feed(path, ledger, "s", cohort=20, next_cohort=found.cohort + 1, dedup=False)
     return Accounts(Settings("s", {}, "fake", "", {}), rules, gate, ledger, feed)
@@ -98,13 +101,18 @@ def whole(tallies: dict[int, Tally]) -> dict[int, Tally]:
     return {number: replace(tally, size=0, warned=False) for number, tally in tallies.items()}
 
 
-def test_totals_add_up_while_rows_are_made_anew_and_are_the_same_after_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("turns", "samples"), [(1, 1), (4, 1), (3, 2)])
+def test_totals_add_up_while_rows_are_made_anew_and_are_the_same_after_a_restart(
+    tmp_path: Path, turns: int, samples: int
+) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     folder = RunFolder(tmp_path / "run")
     folder.create()
-    path = jsonl(tmp_path / "prompts.jsonl", [{"id": f"k{n}", "prompt": f"q{n}"} for n in range(ROWS)])
-    accounts = accounts_of(folder, path)
+    said = [[{"role": "user", "content": f"q{n}.{turn}"} for turn in range(1 + n % turns)] for n in range(ROWS)]
+    path = jsonl(tmp_path / "prompts.jsonl", [{"id": f"k{n}", "messages": own} for n, own in enumerate(said)])
+    ids = sorted((n, sample, turn) for n in range(ROWS) for sample in range(samples) for turn in range(1 + n % turns))
+    accounts = accounts_of(folder, path, samples)
     node = Moody(random.Random(seed))
 
     async def collect() -> None:
@@ -123,16 +131,24 @@ def test_totals_add_up_while_rows_are_made_anew_and_are_the_same_after_a_restart
     accounts.feed.close()
     assert node.most_made > 2, "the test made too few rows anew"
     records = list(dataset.records(folder.data))
-    assert sorted(record.row for record in records) == list(range(ROWS))
+    assert [(record.row, record.sample, record.turn) for record in records] == ids
     briefs = list(dataset.briefs(folder.data))
-    assert len(briefs) > ROWS
-    current = list(dataset.current(folder.data))
-    assert sorted((brief.key, brief.labels) for brief in current) == sorted((r.key, list(r.labels)) for r in records)
+    assert len(briefs) > len(ids)
+    current = list(dataset.current(folder.data, dataset.Brief))
+    assert sorted((brief.key, brief.turn, brief.labels) for brief in current) == sorted(
+        (record.key, record.turn, list(record.labels)) for record in records
+    )
     rejected = sum(bool({"repetition", "empty"} & set(record.labels)) for record in records)
+    failed = sum("broken_off" in record.labels for record in records)
+    assert bool(failed) == (turns > 1)
     counts = accounts.ledger.counts()
-    assert counts == PromptCounts(ROWS, ROWS - rejected, rejected, 0, 0)
+    assert counts == PromptCounts(len(ids), len(ids) - rejected - failed, rejected, failed, 0)
+    # A turn was asked for behind good ones only, and behind each of them.
+    for before, after in pairwise(records):
+        if after.turn:
+            assert ("broken_off" in after.labels) == bool(before.labels), f"seed {seed}: {before} {after}"
     # What was counted on the way is what a new start counts.
-    again = accounts_of(folder, path)
+    again = accounts_of(folder, path, samples)
     again.feed.close()
     assert again.ledger.counts() == counts
     assert again.ledger.labels == accounts.ledger.labels

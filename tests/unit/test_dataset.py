@@ -45,6 +45,19 @@ def test_samples_of_a_row_stand_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("open_last", [True, False])
+def test_some_ids_are_found_in_all_files_each_as_it_counts(tmp_path: Path, open_last: bool) -> None:
+    files = [[record(f"k{row}", row, text=f"{file}.{row}") for row in range(file, 40, 2 + file)] for file in range(4)]
+    files[3].append(record("k3", 3, text="again"))  # twice in one file
+    files[3].append(record("k3", 3, turn=1))
+    store(tmp_path, *files, open_last=open_last)
+    wanted = {"k0", "k3", "k18", "k37"}
+    found = dataset.picked(tmp_path, lambda key, sample, turn: key in wanted and (sample, turn) == (0, 0)).values()
+    counted = [one for one in dataset.records(tmp_path) if one.key in wanted and not one.turn]
+    assert sorted(found, key=lambda one: one.row) == counted
+    assert [one.text for one in counted] == ["0.0", "again", "3.18", "1.37"]
+
+
+@pytest.mark.parametrize("open_last", [True, False])
 def test_the_newest_record_of_an_id_counts_whatever_its_attempt_was(tmp_path: Path, open_last: bool) -> None:
     """Attempts are counted anew in every life of a run."""
     one, two, three, four = (record(row=4, attempt=attempt, text=f"{n}") for n, attempt in enumerate((3, 1, 2, 1)))

@@ -1,4 +1,4 @@
-"""The examples are what they claim to be: configs that load, scripts and manifests that parse, overrides that are keys."""
+"""The examples are what they claim to be: configs that load, scripts that parse, overrides that are keys."""
 
 import re
 import shlex

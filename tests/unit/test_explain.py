@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from tests import bytewise
 from tests.unit.make import record
 from tokenmill import explain
 from tokenmill.config import Config, limits_of
 from tokenmill.configfile import validate
 from tokenmill.core.gate import Alarm, Gate
 from tokenmill.core.judge import Rules, Verdict
+from tokenmill.core.rendering import Rendering
 from tokenmill.explain import Examples
 from tokenmill.store import line_of
 
@@ -54,25 +56,19 @@ def test_the_command_it_ends_with_goes_on(cohort: int, good: int) -> None:
     assert seen == [None] * alarm.bad
 
 
+def test_the_models_own_files_tell_the_cause(tmp_path: Path) -> None:
+    examples = Examples()
+    examples.add(record(text="hi", output_tokens=3), ("empty_reasoning",))
+    folder = bytewise.folder(tmp_path / "model")
+    made = config(model={"path": str(folder)}, gate={"cohort": 10})
+    alarm = stopped(made, 0, *["empty_reasoning"] * 10)
+    told = explain.explain(alarm, examples, made, COMMAND, Rendering(bytewise.PLAIN))
+    assert "likely cause: thinking is on, but the outputs hold no thought: this is no reasoning model" in told
+
+
 def test_examples_are_found_in_the_store_after_a_restart(tmp_path: Path) -> None:
     rows = [record("good"), record("bad", 1, labels=("empty_answer",)), record("loop", 2, repetition=60.0)]
     (tmp_path / "journal-000001.jsonl").write_bytes(b"".join(map(line_of, rows)))
     examples = Examples()
     examples.fill(tmp_path, Rules())
     assert [found.key for found in examples.of(["repetition", "empty_answer"])] == ["loop", "bad"]
-
-
-@pytest.mark.parametrize(
-    ("label", "words"),
-    [
-        ("truncated_in_thinking", "generation.max_tokens = 77 is too small"),
-        ("repetition", "the model loops"),
-        ("foreign_mode", "ignores enable_thinking = false"),
-        ("empty_answer", "leave engine.args reasoning-parser out"),
-        ("aborted", "see the servers' logs"),
-        ("unheard_of", ""),
-    ],
-)
-def test_a_label_has_its_likely_cause(label: str, words: str) -> None:
-    made = config(generation={"max_tokens": 77}, engine={"kind": "fake", "args": {"reasoning-parser": "qwen3"}})
-    assert words in explain.likely_cause(label, made)

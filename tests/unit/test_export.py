@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import random
+import resource
 import signal
 import socket
 import subprocess
@@ -22,7 +24,7 @@ from tokenmill import plugins
 from tokenmill.core.judge import BROKEN, Rules
 from tokenmill.core.records import NULL, Parts, Record
 from tokenmill.errors import GateError, StoreError, UsageError
-from tokenmill.export import chosen, export
+from tokenmill.export import chosen, export, suggestion
 from tokenmill.folder import RunFolder
 from tokenmill.formats.base import Format, Split
 from tokenmill.formats.messages import Messages
@@ -67,15 +69,16 @@ def test_conversations_hold_thought_answer_and_tools(run: RunFolder, tmp_path: P
             "role": "assistant",
             "content": "Hello there!",
             "reasoning_content": "It is a greeting, so a greeting is due.",
+            "name": "",
         },
     ]
     assert (first["tools"], first["finish_reason"], third["finish_reason"]) == (
-        [{"type": "function"}],
+        '[{"type":"function"}]',
         "stop",
         "length",
     )
-    assert plain["messages"][-1] == {"role": "assistant", "content": "Hi"}
-    assert "tools" not in plain
+    assert plain["messages"][-1] == {"role": "assistant", "content": "Hi", "name": ""}
+    assert plain["tools"] == "[]"
 
 
 def test_the_rules_of_now_decide_what_goes_out(run: RunFolder, tmp_path: Path) -> None:
@@ -210,6 +213,103 @@ def test_a_killed_export_leaves_no_dataset_and_the_next_one_no_trace_of_it(tmp_p
     assert left.name.startswith(f".out.{socket.gethostname()}-")
     assert export(everything, "messages", out, Rules(), samples=1) == 9
     assert list(tmp_path.glob(".out.*")) == []
+
+
+@pytest.mark.parametrize("name", plugins.names("formats"))
+@pytest.mark.parametrize("limit", [1000, 20_000])
+def test_a_disk_that_is_full_on_the_way_leaves_no_dataset(tmp_path: Path, name: str, limit: int) -> None:
+    """A real one: no file may grow beyond the limit, in bytes."""
+    seed = random.randrange(1 << 32)
+    noise = random.Random(seed).randbytes(400).hex()
+    run = stored(
+        tmp_path, (record(str(row), row, text=f"{noise} {row}", parts=Parts(0, 0, 0, 700)) for row in range(200))
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    choice = chosen(validation=0.5)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        with pytest.raises(StoreError, match="out could not be written: File too large"):
+            export(run, name, tmp_path / "out", Rules(), samples=1, choice=choice)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == [run.path], f"seed {seed}"
+    assert export(run, name, tmp_path / "out", Rules(), samples=1, choice=choice) == 200
+
+
+def test_two_exports_to_one_place_at_once(run: RunFolder, tmp_path: Path) -> None:
+    """One of them has it, the other is told so, and nobody's half is left."""
+    code = (
+        "import sys; from pathlib import Path; from tokenmill.core.judge import Rules; from tokenmill.folder import *\n"
+        "from tokenmill.export import export; from tokenmill.errors import UsageError\n"
+        "sys.stdin.readline()\n"
+        f"try: export(RunFolder(Path({str(run.path)!r})), sys.argv[1], Path({str(tmp_path / 'out')!r}), Rules(), "
+        "samples=1)\n"
+        "except UsageError as error: print(error); sys.exit(2)"
+    )
+    forms = ["messages", "specforge"]
+    both = [
+        subprocess.Popen([sys.executable, "-c", code, form], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for form in forms
+    ]
+    for process in both:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    told = [process.communicate(timeout=60)[0] for process in both]
+    won = [form for form, process in zip(forms, both, strict=True) if process.returncode == 0]
+    assert len(won) == 1, told
+    assert any("out exists already" in text for text in told)
+    assert len(rows_of(tmp_path / "out")) == (4 if won == ["messages"] else 3)
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "out"}
+
+
+def test_nothing_is_written_where_the_run_keeps_its_records(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(run.data)
+    for out in (run.data / "out", tmp_path / "link" / "out"):
+        with pytest.raises(UsageError, match="lies where the run keeps its records"):
+            export(run, "parquet", out, Rules(), samples=1)
+    assert export(run, "parquet", run.path / "out", Rules(), samples=1) == 4
+    assert export(run, "parquet", tmp_path / "again", Rules(), samples=1) == 4
+
+
+KEYS = ["a/b/../c", "two\nlines", "\t", "ключ 🔑", "#0.1", "~2", "x" * 100_000, "{{ key }}", "|`<b>", "NULL", "1e5"]
+
+
+@pytest.mark.parametrize("name", plugins.names("formats"))
+def test_unusual_keys_come_back_as_they_are(tmp_path: Path, name: str) -> None:
+    run = stored(tmp_path, (record(key, row) for row, key in enumerate(KEYS)))
+    assert export(run, name, tmp_path / "out", Rules(), samples=1) == len(KEYS)
+    if name == "parquet":
+        found = pq.read_table(tmp_path / "out" / "data").column("key").to_pylist()
+    else:
+        found = [row.get("custom_id") or row["id"] for row in rows_of(tmp_path / "out")]
+    assert found == KEYS
+
+
+def test_a_folder_whose_name_is_no_text_can_be_written(run: RunFolder, tmp_path: Path) -> None:
+    out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/out\xff"))
+    assert export(run, "messages", out, Rules(), samples=1) == 4
+    assert (out / "README.md").read_text(encoding="utf-8").count("# out?") == 1
+
+
+@pytest.mark.parametrize(
+    ("records", "purpose", "form"),
+    [
+        ([record()], "drafter", "specforge"),
+        ([record()], "sft", "messages"),
+        ([record("gone", labels=("aborted",), prompt_ids=NULL, output_ids=NULL), record("b", 1)], "", "specforge"),
+        ([record(output_ids=NULL)], "drafter", "messages"),
+        ([], "drafter", "messages"),
+    ],
+)
+def test_the_export_that_a_run_is_for_is_suggested(
+    tmp_path: Path, records: list[Record], purpose: str, form: str
+) -> None:
+    folder = stored(tmp_path / "a b", records)
+    if purpose:
+        text = f'name = "r"\n[model]\npath = "m"\n[prompts]\npath = "p"\n[judge]\npurpose = "{purpose}"\n'
+        folder.config.write_text(text)
+    assert suggestion(folder) == f"tokenmill export '{folder.path}' {form} OUT"
 
 
 # -- choices -----------------------------------------------------------------------------------------------------------
@@ -368,7 +468,7 @@ def test_the_card_says_what_made_it_what_is_in_it_and_whose_tokens(tmp_path: Pat
 
 def test_memory_stays_flat_and_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 3,000 rows with 100 KB each at most a few are held at once."""
-    monkeypatch.setattr("tokenmill.export.TELL_EVERY_S", 0.0)
+    monkeypatch.setattr("tokenmill.steps.AFTER_S", 0.0)
     big = msgspec.Raw(b"[" + b"1," * 5_000 + b"2]")
     folder = stored(tmp_path, (record(str(row), row, output_ids=big) for row in range(3000)))
     told: list[str] = []
@@ -377,4 +477,4 @@ def test_memory_stays_flat_and_progress_is_told(tmp_path: Path, monkeypatch: pyt
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 << 20
-    assert "2,816 records read" in told
+    assert told[0].startswith("read 1 records")

@@ -5,13 +5,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.unit.make import jsonl
 from tokenmill import prompts
 from tokenmill.core.judge import Verdict
-from tokenmill.core.records import Prompt, Record, failed
-from tokenmill.feed import BATCH, Feed, Item
+from tokenmill.core.records import Parts, Prompt, Record, failed
+from tokenmill.feed import BATCH, Begun, Feed, Item
 from tokenmill.ledger import Ledger
 
 
@@ -34,8 +35,16 @@ async def taken(feed: Feed, count: int = 7) -> list[Item]:
     return found
 
 
-def feed(path: Path, ledger: Ledger, *, cohort: int = 4, next_cohort: int = 1, dedup: bool = False) -> Feed:
-    return Feed(path, ledger, "settings", cohort=cohort, next_cohort=next_cohort, dedup=dedup)
+def feed(
+    path: Path,
+    ledger: Ledger,
+    *,
+    cohort: int = 4,
+    next_cohort: int = 1,
+    dedup: bool = False,
+    begun: Begun | None = None,
+) -> Feed:
+    return Feed(path, ledger, "settings", cohort=cohort, next_cohort=next_cohort, dedup=dedup, begun=begun)
 
 
 def all_of(path: Path, ledger: Ledger, **options: Any) -> list[Item]:
@@ -124,6 +133,14 @@ def test_equal_content_is_left_out_where_asked_for(tmp_path: Path, dedup: bool) 
     assert len(items) == 3
 
 
+def test_of_equal_content_one_is_asked_for_whatever_shards_there_are(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "p.jsonl", [{"id": n, "prompt": f"x{n % 5}"} for n in range(30)])
+    index = prompts.scan(path)
+    items = [item for i in range(4) for item in all_of(path, Ledger(index, 1, (i, 4)), dedup=True)]
+    assert sorted(item.row for item in items if isinstance(item, Prompt)) == [0, 1, 2, 3, 4]
+    assert len(items) == 30
+
+
 def test_repeated_ids_have_their_numbers(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "p.jsonl", [{"id": "a", "prompt": text} for text in "xyz"])
     assert [item.key for item in all_of(path, ledger_of(path))] == ["a", "a~2", "a~3"]
@@ -163,3 +180,97 @@ def test_rows_appended_while_it_runs_are_left_for_the_next_start(path: Path) -> 
     ledger = ledger_of(path)
     jsonl(path, rows(20))
     assert sorted(item.row for item in all_of(path, ledger)) == list(range(12))
+
+
+# -- every turn of a conversation
+def talks(folder: Path, *turns: int) -> Path:
+    rows = [
+        {"id": f"k{row}", "messages": [{"role": "user", "content": f"q{row}.{turn}"} for turn in range(count)]}
+        for row, count in enumerate(turns)
+    ]
+    return jsonl(folder / "prompts.jsonl", rows)
+
+
+def every_turn(path: Path, samples: int = 1) -> Ledger:
+    return Ledger(prompts.scan(path, every_turn=True), samples)
+
+
+def said(item: Item, text: str = "fine", **fields: Any) -> Record:
+    """The record of a prompt's answer."""
+    own = {name: getattr(item, name) for name in ("key", "sample", "turn", "row", "cohort", "digest", "messages")}
+    whole = {"text": text, "parts": Parts(0, 0, 0, len(text)), "finish_reason": "stop", "settings": "s"}
+    return Record(**{**own, **whole, **fields})
+
+
+def contents(prompt: Prompt) -> list[str]:
+    return [message["content"] for message in msgspec.json.decode(prompt.messages)]
+
+
+def test_a_turn_is_asked_for_once_the_one_before_it_has_its_record_and_before_another_conversation(
+    tmp_path: Path,
+) -> None:
+    path = talks(tmp_path, 3, 1, 2)
+    opened = feed(path, every_turn(path), cohort=2)
+
+    async def go() -> None:
+        first, second = await opened.take(2)
+        assert [(item.key, item.turn, item.cohort) for item in (first, second)] == [("k0", 0, 0), ("k1", 0, 0)]
+        opened.answered(said(first, "one"))
+        opened.answered(said(second))  # it has no more turns
+        third, fourth = await opened.take(2)
+        assert isinstance(third, Prompt)
+        assert (third.key, third.turn, contents(third)) == ("k0", 1, ["q0.0", "one", "q0.1"])
+        assert (fourth.key, fourth.turn) == ("k2", 0)
+        assert await opened.take(5) == []
+        assert not opened.ended
+        broken = opened.broken_off(said(third), "why")
+        assert [(one.key, one.turn, one.cohort, one.labels, one.error) for one in broken] == [
+            ("k0", 2, -1, ("broken_off",), "why")
+        ]
+        assert bytes(broken[0].messages) == b"null"
+        opened.answered(said(fourth))
+        assert not opened.ended
+        [last] = await opened.take(5)
+        assert (last.key, last.turn, opened.ended, opened.last_cohort) == ("k2", 1, True, (2, 1))
+
+    asyncio.run(go())
+    opened.close()
+
+
+def test_a_conversation_of_an_earlier_life_goes_on_from_its_last_record(tmp_path: Path) -> None:
+    path = talks(tmp_path, 3, 3, 3)
+    ledger = every_turn(path)
+    firsts = all_of_firsts(path, ledger)
+    begun: dict[tuple[int, int], tuple[Record, str]] = {}
+    for item, why in zip(firsts[:2], ("", "turn 0 was cut off"), strict=True):
+        record = said(item, "one", row=99)  # rows may have moved since
+        ledger.mark(said(item), Verdict.ACCEPTED)
+        begun[item.row, 0] = record, why
+    opened = feed(path, ledger, next_cohort=5, begun=begun)
+    items = asyncio.run(opened.take(9))
+    opened.close()
+    assert [(item.key, item.turn, type(item).__name__, item.cohort) for item in items] == [
+        *(("k0", 1, "Prompt", 5), ("k1", 1, "Record", -1), ("k1", 2, "Record", -1), ("k2", 0, "Prompt", 0))
+    ]
+    assert isinstance(items[0], Prompt)
+    assert contents(items[0]) == ["q0.0", "one", "q0.1"]
+    opened.answered(said(items[0], "two"))
+    [after] = asyncio.run(opened.take(1))
+    assert isinstance(after, Prompt)
+    assert contents(after) == ["q0.0", "one", "q0.1", "two", "q0.2"]
+
+
+def all_of_firsts(path: Path, ledger: Ledger) -> list[Item]:
+    """All first turns."""
+    opened = feed(path, ledger)
+    items = asyncio.run(opened.take(99))
+    opened.close()
+    return items
+
+
+def test_a_conversation_that_cannot_be_used_fails_with_every_turn(tmp_path: Path) -> None:
+    row = {"id": "a", "messages": [{"role": "user", "content": "hi"}, {"role": "user", "content": [{"type": "image"}]}]}
+    path = jsonl(tmp_path / "p.jsonl", [row])
+    found = all_of(path, every_turn(path, samples=2))
+    assert [(item.sample, item.turn, item.cohort) for item in found] == [(0, 0, 0), (0, 1, -1), (1, 0, 0), (1, 1, -1)]
+    assert {item.labels for item in found if isinstance(item, Record)} == {("bad_prompt",)}

@@ -1,6 +1,7 @@
 """Is a dataset worth training on? The reference run's bad set fails with the right sentence; good sets pass."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from tests.exports import stored
 from tests.unit.make import jsonl, record
 from tokenmill.core.judge import Rules
 from tokenmill.core.records import Parts, Record
@@ -140,6 +142,39 @@ def test_a_thought_in_another_script_is_no_empty_one(tmp_path: Path) -> None:
         )
     }
     assert looked(tmp_path, [row]).verdict == "pass"
+
+
+# -- rendered text -----------------------------------------------------------------------------------------------------
+def rendered(answer: str, end: str = "<|im_end|>\n") -> dict[str, Any]:
+    """As SpecForge takes it with `is_preformatted`."""
+    history = "<|im_start|>user\n1?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n1.<|im_end|>\n"
+    return {"id": "r", "text": f"{history}<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n{answer}{end}"}
+
+
+def test_of_rendered_text_the_last_answer_is_looked_at(tmp_path: Path) -> None:
+    found = looked(tmp_path, [rendered(f"<think>\n{THOUGHT}\n</think>\n\nAnswer {n}.") for n in range(30)])
+    assert (found.rows, found.verdict, found.labels, found.thoughts) == (30, "pass", {}, {"closed": 30})
+    assert found.duplicates == {"prompts": 29, "responses": 0, "rows": 0}
+    assert found.shapes == {"conversation": 30}
+
+
+@pytest.mark.parametrize(
+    ("row", "label"),
+    [
+        (rendered("<think>\n\n</think>\n\nOK."), "empty_reasoning"),
+        (rendered(f"<think>\n{THOUGHT}", end=""), "truncated_in_thinking"),
+        (rendered(LOOP), "repetition"),
+        ({"text": LOOP}, "repetition"),
+        (
+            {"text": f"<｜User｜>hi<｜Assistant｜><think>\n{THOUGHT}\n</think>a</think>b<｜end▁of▁sentence｜>"},
+            "orphan_think_tag",
+        ),
+        ({"text": ""}, "bad_row"),
+        ({"text": 5}, "bad_row"),
+    ],
+)
+def test_what_is_wrong_with_rendered_text_is_labelled(tmp_path: Path, row: Any, label: str) -> None:
+    assert looked(tmp_path, [thinking(), row]).labels == {label: 1}
 
 
 # -- one row -----------------------------------------------------------------------------------------------------------
@@ -272,7 +307,9 @@ def test_progress_is_told_after_two_seconds_and_says_what_is_bad_so_far(tmp_path
     path = jsonl(tmp_path / "data.jsonl", (masked(6, number=n) for n in range(6 * 256)))
     inspect(path, tell=told.append, clock=lambda: float(next(ticks)))
     assert told == [told[0]]
-    assert told[0].startswith("512 rows, 256 rows/s, 0 MB/s; it fails so far: 100% of the rows train exactly 6 tokens")
+    assert re.match(
+        r"read \d+ rows, \d+ rows/s, .* MB/s; it fails so far: 100% of the rows train exactly 6 tok", told[0]
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -287,6 +324,39 @@ def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
         looked(tmp_path, [])
     with pytest.raises(UsageError, match="no such file"):
         inspect(tmp_path / "none.jsonl")
+
+
+def test_a_folder_of_unlike_files_is_counted_whole(run: RunFolder, tmp_path: Path) -> None:
+    """A Parquet export of ours beside what others wrote: neither hides the other."""
+    folder = tmp_path / "mixed"
+    assert export(run, "parquet", folder, Rules(), samples=1) == 8
+    assert export(run, "messages", folder / "m", Rules(), samples=1) == 8
+    as_zst(folder, [thinking(n) for n in range(3)])
+    as_parquet(folder, [masked(400, number=n) for n in range(5)])
+    jsonl(folder / "empty.jsonl", [])
+    found = inspect(folder)
+    assert found.shapes == {"record": 8, "conversation": 8 + 3, "tokens": 5}
+
+
+@pytest.mark.parametrize("form", ["messages", "specforge-chat"])
+def test_an_export_of_a_run_without_thoughts_has_no_empty_ones(tmp_path: Path, form: str) -> None:
+    folder = stored(
+        tmp_path,
+        (
+            record(str(n), n, thinking=False, reasoning_tokens=0, text=f"Answer {n}.", parts=Parts(0, 0, 0, 9))
+            for n in range(9)
+        ),
+    )
+    export(folder, form, tmp_path / "out", Rules(), samples=1)
+    found = inspect(tmp_path / "out")
+    assert (found.verdict, found.thoughts) == ("pass", {"none": 9})
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    """Nothing is mapped at address 0 of a process: reading there is EIO, as of a broken disk."""
+    (tmp_path / "broken.jsonl").symlink_to("/proc/self/mem")
+    with pytest.raises(UsageError, match=r"broken\.jsonl cannot be read: Input/output error"):
+        inspect(tmp_path)
 
 
 # -- runs and their exports --------------------------------------------------------------------------------------------

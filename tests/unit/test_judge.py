@@ -17,6 +17,11 @@ ON = Reading(thinking=True)
 OFF = Reading(thinking=False)
 OPENED = Reading(thinking=True, opened=True)
 CLOSED = Reading(thinking=True, opened=False)
+IGNORED = Reading(thinking=False, opened=True)
+"""Thinking is off, and the template opens a thought all the same."""
+
+SHUT = Reading(thinking=False, opened=False, shut=True)
+"""Thinking is off, and the prompt says so with an empty think block."""
 
 THOUGHT = "First I look at it from one side, then from the other."
 ANSWER = "It is forty-two."
@@ -93,6 +98,12 @@ FACTS = [
     (f"<think>{THOUGHT}<think>b</think>{ANSWER}", ON, "stop", {"orphan_think_tag"}),
     (f"<think>{THOUGHT}</think>{ANSWER}", OFF, "stop", {"foreign_mode"}),
     (f"<think>\n\n</think>\n\n{ANSWER}", OFF, "stop", set()),
+    (f"<think>\n\n</think>\n\n{ANSWER}", SHUT, "stop", {"foreign_mode"}),
+    (f"</think>\n\n{ANSWER}", OFF, "stop", {"foreign_mode"}),
+    (ANSWER, SHUT, "stop", set()),
+    (THOUGHT, IGNORED, "length", {"foreign_mode", "truncated_in_thinking"}),
+    (f"<think>\n{THOUGHT}", OFF, "length", {"foreign_mode", "truncated_in_thinking"}),
+    (f"{THOUGHT}</think>{ANSWER}", IGNORED, "stop", {"foreign_mode"}),
     (f"{ANSWER}\0", OFF, "stop", {"bad_text"}),
     (ANSWER + "\ufffd" * 4, OFF, "stop", set()),
     (ANSWER + "\ufffd" * 5, OFF, "stop", {"bad_text"}),
@@ -137,6 +148,11 @@ CJK = "".join(random.Random(3).choices([chr(0x4E00 + n * 7) for n in range(900)]
         ("!" * 2000, True),
         ("First one.\nThen the other.\n" * 200, True),
         (prose(3000) + " " + "and so on, " * 500, True),
+        (f"<think>\n{prose(500)} {'and so on, ' * 500}\n</think>\n\n{prose(200)}", True),  # the thought, not the answer
+        (f"<think>\n{prose(900)}\n</think>\n\n{prose(200)} {'and so on, ' * 500}", True),
+        (f"{prose(900)} {'and so on, ' * 800} {prose(1500, 1)}", True),  # it came out of it
+        (f"{prose(900)} {(prose(300, 1) + '. ') * 10}", True),  # a paragraph, ten times
+        (f"{prose(900)} {(prose(300, 1) + '. ') * 2} {prose(500)}", False),
         (prose(2000), False),
         (TABLE, False),
         (CJK, False),

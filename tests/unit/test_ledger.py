@@ -170,3 +170,67 @@ def test_the_accounts_add_up_whatever_is_stored(
     assert accepted + rejected + failed + pending == total == before
     assert total == samples * len(ledger.rows_asked())
     assert pending == sum(len(ledger.pending_samples(row)) for row in range(6))
+
+
+# -- every turn of a conversation
+def talks(folder: Path, *turns: int) -> prompts.Index:
+    """Rows k0, k1 … of so many turns each."""
+    rows = [
+        {"id": f"k{row}", "messages": [{"role": "user", "content": f"q{row}.{turn}"} for turn in range(count)]}
+        for row, count in enumerate(turns)
+    ]
+    return prompts.scan(jsonl(folder / "prompts.jsonl", rows), every_turn=True)
+
+
+def said(index: prompts.Index, row: int, turn: int, **fields: Any) -> Record:
+    return record(f"k{row}", row, turn=turn, digest=f"{int(index.digests[row]):016x}", **fields)
+
+
+CUT: dict[str, Any] = {"labels": ("truncated_in_answer",), "finish_reason": "length"}
+BROKEN: dict[str, Any] = {"labels": ("broken_off",), "cohort": -1}
+
+
+def test_every_turn_of_every_sample_is_an_id(tmp_path: Path) -> None:
+    index = talks(tmp_path, 3, 1, 2)
+    ledger = Ledger(index, samples=2)
+    found = load(ledger, said(index, 0, 0), said(index, 2, 1, sample=1), said(index, 1, 1), said(index, 0, 1, sample=2))
+    assert (found.strangers, counts(ledger)) == (2, (12, 2, 0, 0, 10))
+    assert [ledger.pending_turns(0, 0), ledger.pending_turns(0, 1)] == [range(1, 3), range(3)]
+    assert [ledger.pending_turns(2, 0), ledger.pending_turns(2, 1)] == [range(2), range(1)]
+    assert ledger.under_way() == {(0, 0): 0}
+    ledger.mark(said(index, 0, 1), Verdict.ACCEPTED)
+    ledger.mark(said(index, 0, 2), Verdict.ACCEPTED)
+    assert (ledger.pending_samples(0), ledger.under_way()) == ([1], {})
+    assert ledger.rows_pending().tolist() == [True, True, True]
+
+
+def test_turns_that_were_broken_off_are_open_again_once_the_turn_before_them_is_good(tmp_path: Path) -> None:
+    index = talks(tmp_path, 3, 3, 3, 2)
+    stored = [
+        *(said(index, 0, 0, repetition=9.0), said(index, 0, 1, **BROKEN), said(index, 0, 2, **BROKEN)),
+        *(said(index, 1, 0), said(index, 1, 1, **CUT), said(index, 1, 2, **BROKEN)),
+        *(said(index, 2, 0, **FAILED), said(index, 2, 1, **BROKEN), said(index, 2, 2, **BROKEN)),
+        *(said(index, 3, 0), said(index, 3, 1)),
+    ]
+    ledger = Ledger(index, samples=1)
+    load(ledger, *stored)
+    assert counts(ledger) == (11, 4, 1, 6, 0)
+    anew = Ledger(index, samples=1)
+    load(anew, *stored, rules=Rules(max_repetition=10.0))
+    assert counts(anew) == (11, 5, 0, 4, 2)
+    assert anew.labels == {"broken_off": 3, "truncated_in_answer": 1, "aborted": 1}
+    assert anew.under_way() == {(0, 0): 0}
+
+
+def test_the_gate_does_not_count_what_was_never_asked_for(tmp_path: Path) -> None:
+    index, gate = talks(tmp_path, 3), Gate(Limits())
+    load(Ledger(index, 1), said(index, 0, 0), said(index, 0, 1, **CUT), said(index, 0, 2, **BROKEN), gate=gate)
+    assert {number: tally.ended for number, tally in gate.tallies.items()} == {0: 2}
+    assert gate.observe(-1, Verdict.FAILED, ["broken_off"]) is None
+
+
+def test_shards_share_the_turns(tmp_path: Path) -> None:
+    index = talks(tmp_path, *[1 + row % 4 for row in range(40)])
+    shards = [Ledger(index, 2, (part, 3)) for part in range(3)]
+    assert sum(counts(ledger)[0] for ledger in shards) == 2 * 100
+    assert sorted(row for ledger in shards for row in ledger.rows_asked().tolist()) == list(range(40))

@@ -176,6 +176,24 @@ def test_samples_shards_and_limits_count(reference_run: Path) -> None:
     assert plan.build(config, reference.B200S).completions == 400
 
 
+def test_turns_count_where_all_are_asked_for(reference_run: Path) -> None:
+    said = [{"role": "user", "content": "why " * 40}, {"role": "assistant", "content": "so " * 40}]
+    rows = [json.dumps({"messages": said * (1 + number % 4)}) for number in range(100)]
+    (reference_run / "prompts.jsonl").write_text("\n".join(rows))
+    last, every = (
+        plan.build(
+            reference.config(reference_run, generation={"turns": turns, "samples": 2, "concurrency": 8}),
+            reference.B200S,
+        )
+        for turns in ("last", "all")
+    )
+    assert (last.completions, every.completions) == (200, 500)
+    assert last.prompt_tokens is not None
+    assert every.prompt_tokens is not None
+    assert every.prompt_tokens["p99"] == last.prompt_tokens["p99"]
+    assert every.prompt_tokens["p50"] < last.prompt_tokens["p50"], "a conversation's first turns are short"
+
+
 # -- disk --------------------------------------------------------------------------------------------------------------
 def test_what_is_foretold_for_the_disk_is_about_what_a_run_takes(tmp_path: Path) -> None:
     """The journal of records whose text and ids are as long as a model's."""

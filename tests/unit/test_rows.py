@@ -169,6 +169,15 @@ def test_a_parquet_text_that_is_no_utf_8_is_named(tmp_path: Path) -> None:
         data_of(tmp_path)
 
 
+def test_long_rows_are_made_objects_a_few_at_a_time(tmp_path: Path) -> None:
+    texts = [f"{n} " + "x" * 20_000 for n in range(300)]
+    pq.write_table(pa.table({"prompt": texts}), tmp_path / "a.parquet")
+    found = list(rows.blocks(tmp_path / "a.parquet", COLUMNS))
+    assert max(sum(map(len, block)) for _, block in found) < 2 * rows.OBJECT_BYTES
+    assert [first for first, _ in found] == [1 + sum(len(block) for _, block in found[:n]) for n in range(len(found))]
+    assert [json.loads(data)["prompt"] for _, block in found for data in block] == texts
+
+
 @pytest.mark.parametrize("count", [1, rows.PARQUET_BATCH, rows.PARQUET_BATCH + 1])
 def test_rows_are_numbered_on_over_batches(tmp_path: Path, count: int) -> None:
     pq.write_table(pa.table({"id": list(range(count))}), tmp_path / "a.parquet")

@@ -7,9 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests import bytewise
+from tests.exports import raw
 from tokenmill import settings
 from tokenmill.config import Config
 from tokenmill.configfile import validate
+from tokenmill.core.rendering import Rendering
 from tokenmill.errors import GuardError
 from tokenmill.settings import Settings
 
@@ -52,6 +55,14 @@ def test_a_run_is_not_continued_with_what_changes_the_text(over: dict[str, Any],
         settings.guard(of(config(**over)), [recorded(of(config()))])
     assert told in str(caught.value)
     assert "another name" in caught.value.fix
+
+
+@pytest.mark.parametrize(("was", "now"), [("last", "all"), ("all", "last")])
+def test_one_answer_a_conversation_and_every_one_are_two_datasets(was: str, now: str) -> None:
+    old, new = (of(config(generation={**BASE["generation"], "turns": turns})) for turns in (was, now))
+    with pytest.raises(GuardError, match="turns: was "):
+        settings.guard(new, [recorded(old)])
+    settings.guard(new, [recorded(new)])
 
 
 def test_every_difference_is_named() -> None:
@@ -126,14 +137,62 @@ def test_another_model_under_the_same_name_is_noticed(model: Path) -> None:
 
 
 # -- the template and the table ----------------------------------------------------------------------------------------
-def test_another_chat_template_is_refused_once_both_are_known() -> None:
+def test_another_rendering_is_refused_with_both_values_once_both_are_known() -> None:
     row = of(config())
-    old = settings.complete(row, "aaaa", "<user>hi")
-    settings.guard_template("aaaa", [old])
-    settings.guard_template("", [old])
-    settings.guard_template("bbbb", [row])
-    with pytest.raises(GuardError, match="sha256 was aaaa, is bbbb"):
-        settings.guard_template("bbbb", [old])
+    known = Rendering("T", "a" * 64, "b" * 64, "m", "<user>hi", raw(1, 2))
+    old = recorded(settings.complete(row, known))
+    assert old.rendering == known
+    for same in (known, Rendering(), Rendering(messages="others", prompt="<user>ho")):
+        assert settings.guard_rendering(same, [old, row]) == []
+    for changed, told in (
+        ({"template_sha256": "c" * 64}, f"chat template, sha256: was {'a' * 16}, is {'c' * 16}"),
+        ({"tokenizer_sha256": "c" * 64}, f"tokenizer, sha256: was {'b' * 16}, is {'c' * 16}"),
+        ({"prompt": "<user>HI"}, "differs from character 6 on: was '<user>hi', is '<user>HI'"),
+        ({"ids": raw(1, 3)}, "differ from number 1 on: was [2], is [3]"),
+    ):
+        with pytest.raises(GuardError) as caught:
+            settings.guard_rendering(msgspec.structs.replace(known, **changed), [row, old])
+        assert told in str(caught.value)
+        assert "bring the old files back" in caught.value.fix
+
+
+def test_another_date_in_the_prompt_is_told_and_not_refused() -> None:
+    dated = Rendering("{{ strftime_now('%d %b') }}", messages="m", prompt="30 Nov: hi", ids=raw(1, 2, 3))
+    old = settings.complete(of(config()), dated)
+    later = msgspec.structs.replace(dated, prompt="1 Dec: hi", ids=raw(1, 4, 3))
+    (told,) = settings.guard_rendering(later, [old])
+    assert "was '30 Nov: hi', is '1 Dec: hi'" in told
+    unknown = settings.complete(of(config()), Rendering(messages="m", ids=raw(*range(50))))
+    assert len(settings.guard_rendering(Rendering(messages="m", ids=raw(99, *range(1, 50))), [unknown])) == 1
+    with pytest.raises(GuardError):
+        settings.guard_rendering(Rendering(messages="m", ids=raw(*range(40))), [unknown])
+
+
+def test_what_nobody_tells_is_said() -> None:
+    assert (
+        Rendering().told == "prompts: nobody tells chat template and tokenizer here; a change of them would go unseen"
+    )
+    known = Rendering("T", "a" * 64, "b" * 64, ids=raw(1))
+    assert known.told == f"prompts: held to chat template {'a' * 16}, tokenizer {'b' * 16}, the first prompt"
+
+
+def test_changed_files_of_the_model_are_named_before_anything_is_launched(tmp_path: Path) -> None:
+    folder = bytewise.folder(tmp_path / "m")
+    made = config()
+    old = recorded(of(made, folder))
+    assert old.template == bytewise.PLAIN
+    (folder / "chat_template.jinja").write_text(bytewise.PLAIN + "x")
+    with pytest.raises(GuardError) as caught:
+        settings.guard(of(made, folder), [old])
+    assert "chat template, sha256: was " in str(caught.value)
+    assert "tokenizer, sha256" not in str(caught.value)
+    bytewise.folder(tmp_path / "m", merges=(("t", "h"),))
+    with pytest.raises(GuardError) as caught:
+        settings.guard(of(made, folder), [old])
+    assert "tokenizer, sha256: was " in str(caught.value)
+    assert "chat template, sha256" not in str(caught.value)
+    bytewise.folder(tmp_path / "m")
+    settings.guard(of(made, folder), [old])
 
 
 def test_every_set_in_force_is_kept_once(tmp_path: Path) -> None:

@@ -41,12 +41,18 @@ def check_prompts(context: Context) -> Iterator[Finding]:
     if size > COUNTED_BYTES:
         yield Finding("prompts", "unknown", str(path), f"{size / 1e9:.0f} GB of prompts are not counted here")
         return
-    index = prompts.scan(path, context.config.prompts.limit)
+    every_turn = context.config.generation.turns == "all"
+    index = prompts.scan(path, context.config.prompts.limit, every_turn=every_turn)
     count = len(index)
     chosen = np.zeros(count, dtype=np.bool_)
     chosen[random.Random(SAMPLE_SEED).sample(range(count), min(SAMPLE, count))] = True
     good, bad = _read(path, chosen)
-    yield Finding("prompts", "ok", str(path), f"{count:,} rows in {where}", values={"rows": count, "bytes": size})
+    values = {"rows": count, "bytes": size}
+    words = f"{count:,} rows in {where}"
+    if index.turns is not None:
+        values["turns"] = int(index.turns.sum())
+        words += f", {values['turns']:,} turns to write"
+    yield Finding("prompts", "ok", str(path), words, values=values)
     yield from _bad(path, bad, int(chosen.sum()))
     yield from _doubled(path, index)
     yield from _lengths(context, path, good)

@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from tokenmill.core.records import Again, Prompt, Record
+from tokenmill.core.rendering import Rendering
 from tokenmill.core.status import NodeStatus
 from tokenmill.events import Event
 
@@ -17,7 +18,7 @@ class Results(msgspec.Struct, frozen=True):
     """What a node has for the run since the last call.
 
     `again` are records, of these or of earlier ones, that it generates anew: each comes back as one more record.
-    `template_sha256` and `first_prompt` are empty until a server has passed its canary; `ended`: nothing more comes.
+    `rendering` is None until a server has passed its canary; `ended`: nothing more comes.
     `capacity` is how many prompts it can run at once. A node that an earlier life of the run has left brings `handed`,
     records that nobody has taken, and `held`, the prompts that it still has in hand.
     """
@@ -25,8 +26,7 @@ class Results(msgspec.Struct, frozen=True):
     records: list[Record]
     events: list[Event]
     credits: int
-    template_sha256: str = ""
-    first_prompt: str = ""
+    rendering: Rendering | None = None
     ended: bool = False
     again: tuple[Again, ...] = ()
     capacity: int = 0

@@ -14,6 +14,7 @@ from enum import StrEnum
 from statistics import fmean, median
 from typing import NamedTuple
 
+from tokenmill.core import speculation
 from tokenmill.core.status import Finding
 
 
@@ -35,8 +36,8 @@ ANSWERS, LEAST_ANSWERS = 200, 50
 REPORTS, LEAST_REPORTS = 500, 200
 """Decode reports alike; the 200 are facts of SGLang's, a report each 40 steps."""
 
-USELESS, USELESS_OVER = 1.15, 1.2
-"""The alarm, and where it ends: 1.00 without a drafter that fits, 1.5 and more with one (real ones: 1.29 to 3.3)."""
+USELESS_OVER = 1.2
+"""Where the alarm of speculation.USELESS ends."""
 
 MAXIMAL, MAXIMAL_OVER = 0.97, 0.95
 """Of the longest accept length possible: text is not so foreseeable, but loops are."""
@@ -204,7 +205,7 @@ class Audit:
             words = f"the flags ask for {asked}, and {window.long_answers} answers show no sign of speculation"
             yield self._finding(FindingKind.ABSENT, window, words, "is it in the log's first lines? tokenmill logs RUN")
         low = length is not None and length < USELESS_OVER
-        if self._holds(FindingKind.USELESS, server, length is not None and length < USELESS, low):
+        if self._holds(FindingKind.USELESS, server, length is not None and length < speculation.USELESS, low):
             drafter = f"; {self.expected.drafter}" if self.expected.drafter else ""
             words = f"accept length {length:.2f} over {window.seen}: speculation does not help, it costs{drafter}"
             fix = "tokenmill doctor CONFIG   looks whether the drafter fits; or leave the speculative flags out"

@@ -4,7 +4,6 @@ Two labels depend on thresholds, `empty_reasoning` and `repetition`: they are co
 measurements whenever a verdict is asked for, so that [judge] may change in mid-run without generating anything again.
 """
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,19 +11,12 @@ from typing import Protocol
 
 import msgspec
 
+from tokenmill.core.agree import disagree
+from tokenmill.core.loops import repetition
 from tokenmill.core.records import FAILURES, NULL, Completion, Parts
 
 OPEN, CLOSE = "<think>", "</think>"
 _OPEN, _CLOSE, _EITHER = OPEN.encode(), CLOSE.encode(), b"think>"
-
-TAIL_CHARS = 4000
-"""Loops stand at the end: the zlib ratio of this tail tells a loop (41 to 95) from text (1.9, at most 2.5)."""
-
-FAST = 1
-"""zlib's level: 6 tells loops from text no better, and takes a third longer (a tenth of all work on a completion)."""
-
-MIN_RATIO_BYTES = 200
-"""Below this, zlib's header and a single ruled line decide the ratio, not a loop."""
 
 MAX_REPLACEMENTS = 4
 """U+FFFD in one completion: a cut in mid-character gives one, bytes that were never text give many."""
@@ -41,6 +33,7 @@ BROKEN = frozenset(
         "missing_end_token",
         "foreign_mode",
         "bad_text",
+        "ids_disagree",
         "short_mask",
     }
 )
@@ -70,13 +63,16 @@ class Reading:
     """How to read a completion's ids and tags.
 
     `opened` says whether the prompt already holds the opening think tag (Qwen3.5 and later), None where nobody knows;
-    `end_ids` are the end tokens and `close_id` the one token of `</think>`, as decimal digits, empty where unknown.
+    `shut`, whether it holds an empty think block (thinking is off). `end_ids` are the end tokens, `close_id` the one
+    token of `</think>` and `never` those that no output holds (pad, mask), as decimal digits, empty where unknown.
     """
 
     thinking: bool
     opened: bool | None = None
     end_ids: frozenset[bytes] = frozenset()
     close_id: bytes = b""
+    shut: bool = False
+    never: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +92,7 @@ def split(text: str, finish_reason: str, reading: Reading) -> Parts:
     close = text.find(CLOSE, start)
     if close >= 0:
         return Parts(*_strip(text, start if wrote_open else 0, close), *_strip(text, close + len(CLOSE), len(text)))
-    in_thought = wrote_open or (reading.thinking and (reading.opened or _cut_before_any_tag(finish_reason, reading)))
+    in_thought = wrote_open or reading.opened or (reading.thinking and _cut_before_any_tag(finish_reason, reading))
     if in_thought:
         return Parts(*_strip(text, start, len(text)), len(text), len(text))
     return Parts(0, 0, *_strip(text, 0, len(text)))
@@ -107,15 +103,12 @@ def _cut_before_any_tag(finish_reason: str, reading: Reading) -> bool:
 
 
 def _strip(text: str, start: int, end: int) -> tuple[int, int]:
-    piece = text[start:end]
-    left = start + len(piece) - len(piece.lstrip())
-    return (left, max(left, start + len(piece.rstrip())))
-
-
-def repetition(text: str) -> float:
-    """The zlib ratio of the last 4,000 characters; 0 for texts too short to say."""
-    tail = text[-TAIL_CHARS:].encode("utf-8", "replace")
-    return round(len(tail) / len(zlib.compress(tail, FAST)), 2) if len(tail) >= MIN_RATIO_BYTES else 0.0
+    """The bounds without white space; by the character, since a long text takes long to copy."""
+    while start < end and text[start].isspace():
+        start += 1
+    while end > start and text[end - 1].isspace():
+        end -= 1
+    return (start, end)
 
 
 def measure(completion: Completion, reading: Reading, rules: Rules) -> Measured:
@@ -124,18 +117,20 @@ def measure(completion: Completion, reading: Reading, rules: Rules) -> Measured:
     raw = text.encode("utf-8", "replace")  # searching bytes takes a tenth of searching a text that holds an emoji
     parts = split(text, finish, reading)
     reasoning_tokens = _reasoning_tokens(completion, parts, reading)
-    ratio = repetition(text)
+    ratio = repetition(text, raw, parts)
+    cut_in_thought = finish == "length" and _unclosed(text, parts)
     facts = [
         label
         for label, holds in (
             ("empty", parts.a == parts.b and parts.c == parts.d),
             ("empty_answer", parts.c == parts.d and finish == "stop"),
-            ("truncated_in_thinking", finish == "length" and reading.thinking and _unclosed(text, parts)),
-            ("truncated_in_answer", finish == "length" and not (reading.thinking and _unclosed(text, parts))),
+            ("truncated_in_thinking", cut_in_thought),
+            ("truncated_in_answer", finish == "length" and not cut_in_thought),
             ("orphan_think_tag", _orphan_tag(raw, finish, parts)),
             ("missing_end_token", finish == "stop" and _lacks_end(completion.output_ids, reading.end_ids)),
-            ("foreign_mode", not reading.thinking and parts.b > parts.a),
+            ("foreign_mode", not reading.thinking and _thinks(raw, parts, reading)),
             ("bad_text", completion.damaged or _is_bad_text(raw)),
+            ("ids_disagree", disagree(completion, reading.never)),
         )
         if holds
     ]
@@ -155,6 +150,14 @@ def _orphan_tag(raw: bytes, finish: str, parts: Parts) -> bool:
     wrote_open = raw.lstrip().startswith(_OPEN)
     closing = raw.count(_CLOSE) if tags > 1 else tags - wrote_open
     return closing > 1 or tags - closing > wrote_open or (finish == "stop" and closing == 0)
+
+
+def _thinks(raw: bytes, parts: Parts, reading: Reading) -> bool:
+    """A trace of a thought. An empty block is one where the prompt holds one already; where it does not, it is how a
+    model says that it will not think."""
+    if parts.b > parts.a:
+        return True
+    return reading.shut if raw.lstrip().startswith(_OPEN) else _CLOSE in raw
 
 
 def _is_bad_text(raw: bytes) -> bool:

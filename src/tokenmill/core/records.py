@@ -21,20 +21,29 @@ Label = Literal[
     "missing_end_token",
     "foreign_mode",
     "bad_text",
+    "ids_disagree",
     "short_mask",
     "prompt_too_long",
     "bad_prompt",
     "request_refused",
     "aborted",
     "duplicate",
+    "broken_off",
 ]
-"""`bad_text` is ours beyond the usual set: NUL, half a surrogate pair, or many replacement characters in the output."""
+"""Three are ours beyond the usual set. `bad_text`: NUL, half a surrogate pair, or many replacement characters in the
+output. `ids_disagree`: token ids do not fit their count, their text, or each other (agree.py). `broken_off`: a turn
+before it in the conversation was rejected, cut off or failed, and this one never asked for."""
 
-FAILURES: frozenset[str] = frozenset({"prompt_too_long", "bad_prompt", "request_refused", "aborted", "duplicate"})
+FAILURES: frozenset[str] = frozenset(
+    {"prompt_too_long", "bad_prompt", "request_refused", "aborted", "duplicate", "broken_off"}
+)
 """Labels of records for which there is no completion: the verdict is `failed`."""
 
 PROMPT_FAULTS: frozenset[str] = frozenset({"prompt_too_long", "bad_prompt", "duplicate"})
 """Failures that say something of the prompt set and nothing of the servers: the gate does not count them."""
+
+NO_COHORT = -1
+"""Of a record that nobody was asked for: its fault was counted where it lies, so the gate does not count it."""
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
@@ -101,8 +110,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     """What became of one completion asked for. Fields the engine gave nothing for are null, 0 or empty.
 
     `digest` is the hash of the prompt row's content, `settings` the id of a row in settings.jsonl. `repetition` is the
-    zlib ratio of the last 4,000 characters; `reasoning_tokens` is exact where `</think>` is one token, else by share of
-    characters. `started` is Unix time, `seconds` the request's duration. `error` says why, where labels name a failure.
+    highest zlib ratio of a stretch of it (loops.py); `reasoning_tokens` is exact where `</think>` is one token, else by
+    share of characters. `started` is Unix time, `seconds` the request's duration. `error` says why, where labels name a
+    failure.
     """
 
     key: str

@@ -27,6 +27,10 @@ _FAMILIES = (("EAGLE3", r"eagle-?3"), ("DFLASH", r"dflash"), ("MTP", r"mtp|nextn
 """What a drafter's class says of itself; most specific first."""
 
 
+USELESS = 1.15
+"""An accept length below it: 1.00 without a drafter that fits, 1.5 and more with one (real ones: 1.29 to 3.3)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
     """An algorithm as its flag names it, in capitals; `path` of a draft model, empty for the model's own head."""
@@ -69,6 +73,15 @@ def algorithm(args: Mapping[str, Any]) -> str:
         if args.get(name) not in (None, "", "none"):
             return str(args[name]) if name == "spec-type" else "a draft model"
     return ""
+
+
+def first_words(asked: str, length: float | None) -> tuple[str, str]:
+    """What a canary's accept length says of the speculation that was asked for, and the level of that: info or warn."""
+    if length is None:
+        return f"{asked}: no accept length is told yet", "info"
+    if length < USELESS:
+        return f"{asked}: accept length {length:.2f} in the canary: no draft is accepted, so speculation costs", "warn"
+    return f"{asked}: accept length {length:.2f} in the canary", "info"
 
 
 def longest(args: Mapping[str, Any]) -> float | None:

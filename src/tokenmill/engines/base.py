@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -111,6 +111,10 @@ class Sampling:
             "presence_penalty": self.presence_penalty,
         }
         return {**{k: v for k, v in named.items() if v is not None}, **self.extra}
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+"""Tokens of one completion; a server that counts otherwise gives an answer that cannot be read."""
 
 
 class Rendered(msgspec.Struct, frozen=True):
@@ -241,6 +245,14 @@ class Engine(ABC):
 
     def read_tokens(self, tokenize_reply: bytes) -> msgspec.Raw:
         """Only where `renders` is "server": the rendered prompt's ids."""
+        raise NotImplementedError
+
+    def spelling_request(self, ids: msgspec.Raw) -> Request:
+        """Only where `renders` is "server": asks what ids spell."""
+        raise NotImplementedError
+
+    def read_spelling(self, reply: bytes) -> str:
+        """Only where `renders` is "server": the text, special tokens included."""
         raise NotImplementedError
 
     def own_rendering(self, spec: Spec, rendered: Rendered, thinking: bool) -> Request | None:

@@ -5,13 +5,13 @@ pieces, an answer is the same Completion.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from tokenmill.core.records import NULL, Completion
 from tokenmill.core.stream import Events, Stream
-from tokenmill.engines.base import Rendered, Request, Sampling, as_ids, decode_json, text_of_fields
+from tokenmill.engines.base import Count, Rendered, Request, Sampling, as_ids, decode_json, text_of_fields
 from tokenmill.errors import BrokenError
 
 PATH = "/v1/chat/completions"
@@ -29,10 +29,6 @@ class _Choice(msgspec.Struct):
     token_ids: msgspec.Raw = NULL
     response_token_ids: msgspec.Raw = NULL
     prompt_token_ids: msgspec.Raw = NULL
-
-
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-"""Tokens of one completion; a server that counts otherwise gives an answer that cannot be read."""
 
 
 class _Details(msgspec.Struct):
@@ -95,7 +91,7 @@ def encode(
     """A chat request. The thinking switch stands at the top level: nested in `extra_body` servers drop it silently."""
     body: dict[str, Any] = {
         "model": model,
-        "messages": rendered.messages,
+        "messages": _with_thoughts(rendered.messages),
         "max_tokens": sampling.max_tokens,
         "chat_template_kwargs": {"enable_thinking": thinking},
         **fields,
@@ -106,6 +102,18 @@ def encode(
     if seed is not None:
         body["seed"] = seed
     return Request(PATH, msgspec.json.encode(body))
+
+
+def _with_thoughts(messages: msgspec.Raw) -> msgspec.Raw:
+    """Thoughts of earlier turns under both of their names: vLLM from 0.20 on reads `reasoning` alone and drops the
+    other without a word (vllm#38488), older versions and other servers read `reasoning_content`."""
+    if b'"reasoning_content"' not in bytes(messages):
+        return messages
+    turns: list[dict[str, Any]] = msgspec.json.decode(messages)
+    for turn in turns:
+        if thought := turn.get("reasoning_content"):
+            turn["reasoning"] = thought
+    return msgspec.Raw(msgspec.json.encode(turns))
 
 
 def decode(body: bytes) -> Completion:
@@ -198,6 +206,8 @@ class ChatStream(Stream):
             if delta.reasoning_content:
                 self._reasoning_content.append(delta.reasoning_content)
         if piece.token_ids is not NULL and (ids := as_ids(piece.token_ids)) != NULL:
+            if not bytes(ids).startswith(b"["):
+                raise BrokenError(f"its token ids are no ids: {bytes(ids)[:80]!r}")
             self._ids.append(bytes(ids)[1:-1])
             came = True
         if piece.prompt_token_ids != NULL:

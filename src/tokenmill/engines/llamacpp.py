@@ -20,6 +20,7 @@ from tokenmill.core.records import NULL, Completion
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines import chat
 from tokenmill.engines.base import (
+    Count,
     Engine,
     Launch,
     Load,
@@ -55,16 +56,16 @@ from tokenmill.engines.metrics import values
 
 
 class _Timings(msgspec.Struct):
-    draft_n: int | None = None
-    draft_n_accepted: int | None = None
-    predicted_n: int = 0
+    draft_n: Count | None = None
+    draft_n_accepted: Count | None = None
+    predicted_n: Count = 0
 
 
 class _Reply(msgspec.Struct):
     content: str = ""
     tokens: msgspec.Raw = NULL
-    tokens_evaluated: int = 0
-    tokens_predicted: int = 0
+    tokens_evaluated: Count = 0
+    tokens_predicted: Count = 0
     stop_type: str = ""
     truncated: bool = False
     timings: _Timings | None = None
@@ -90,10 +91,15 @@ class _Tokens(msgspec.Struct):
     tokens: msgspec.Raw
 
 
+class _Spelled(msgspec.Struct):
+    content: str
+
+
 _reply = msgspec.json.Decoder(_Reply)
 _props = msgspec.json.Decoder(_Props)
 _template = msgspec.json.Decoder(_Template)
 _tokens = msgspec.json.Decoder(_Tokens)
+_spelled = msgspec.json.Decoder(_Spelled)
 
 _FINISH = {"eos": "stop", "word": "stop", "limit": "length"}
 
@@ -295,6 +301,13 @@ class LlamaCpp(Engine):
     def read_tokens(self, tokenize_reply: bytes) -> msgspec.Raw:
         reply, _ = decode_json(tokenize_reply, _tokens)
         return as_ids(reply.tokens)
+
+    def spelling_request(self, ids: msgspec.Raw) -> Request:
+        return Request("/detokenize", msgspec.json.encode({"tokens": ids}))
+
+    def read_spelling(self, reply: bytes) -> str:
+        found, _ = decode_json(reply, _spelled)
+        return str(found.content)
 
     def load(self, metrics: str) -> Load:
         names = (

@@ -36,6 +36,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--metrics", action="store_true")
+    parser.add_argument("--chat-template-file", type=Path)
     for flag, (_, kind) in FLAGS.items():
         parser.add_argument(f"--{flag}", type=kind)
     return parser.parse_args(argv)
@@ -58,6 +59,8 @@ def main(argv: list[str]) -> int:
     params.hostnames = [args.host]
     params.port = args.port
     params.endpoint_metrics = args.metrics
+    if args.chat_template_file is not None:
+        params.chat_template = args.chat_template_file.read_text(encoding="utf-8")
     for flag, (attribute, _) in FLAGS.items():
         value = getattr(args, flag.replace("-", "_"))
         if value is not None:

@@ -11,11 +11,15 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from tokenmill.core import turns
 from tokenmill.core.records import NULL, Record, record_id
 from tokenmill.settings import Settings
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
+
+RETOKENISED = "retokenised"
+"""Stands with a record's labels where its ids come from its text (filling.py)."""
 
 CUT = "cut"
 """The `finish_reason` of a row that the export itself has cut at --max-length: it has lost its end."""
@@ -45,6 +49,9 @@ class Format(ABC):
     keeps_failures: ClassVar[bool] = False
     """It has a place for failed records: `write_failures` is called."""
 
+    tells_source: bool = False
+    """Some rows' ids may come from their text: each row says whether its own do."""
+
     def __init__(self, *, several: bool, settings: Mapping[str, Settings] | None = None) -> None:
         self.several = several
         self.settings = settings or {}
@@ -65,28 +72,39 @@ class Format(ABC):
         """Writes the records for which there is no completion; called for formats that keep them only."""
         raise NotImplementedError(f"{self.name} has no place for {len(list(records))} failures in {folder}")
 
+    def source(self, record: Record) -> dict[str, Any]:
+        """The field of a row that tells where its ids come from, where that is to be told."""
+        return {RETOKENISED: RETOKENISED in record.labels} if self.tells_source else {}
+
     def id_of(self, record: Record) -> str:
         return record_id(record.key, record.sample, record.turn, several=self.several)
 
 
 # -- conversations -----------------------------------------------------------------------------------------------------
-def conversation(record: Record) -> list[dict[str, Any]]:
+UNLIKE = {"name": ""}
+"""A field of the generated turn that means nothing. `datasets` 5 takes a file's form from its first 10 MB and fails at
+a field that comes later, such as `tool_calls`; but lists of unlike objects it reads as JSON, whatever comes."""
+
+
+def talk(record: Record) -> list[dict[str, Any]]:
     """The prompt's messages and the answer, its thought in `reasoning_content`, where chat templates look for it."""
     messages: list[dict[str, Any]] = msgspec.json.decode(record.messages)
-    return [*messages, answer_of(record)]
+    return [*messages, {**answer_of(record), **UNLIKE}]
 
 
 def answer_of(record: Record) -> dict[str, Any]:
-    """The assistant's turn that was generated."""
-    answer: dict[str, Any] = {"role": "assistant", "content": record.answer}
-    if record.reasoning:
-        answer["reasoning_content"] = record.reasoning
-    return answer
+    """The assistant's turn that was generated. Its thought's field is there wherever thinking was on, for readers that
+    take a file's form from its first rows, and nowhere else: an empty one would say that a thought was lost."""
+    said: dict[str, Any] = dict(turns.answer(record))
+    if record.thinking:
+        said.setdefault("reasoning_content", "")
+    return said
 
 
-def tools(record: Record) -> Any:
-    """The tools a prompt offers, None where it offers none."""
-    return None if record.tools == NULL else msgspec.json.decode(record.tools)
+def tools_text(record: Record) -> str:
+    """The tools that a prompt offers, as JSON text. TRL, Axolotl, SpecForge and speculators decode it themselves; as
+    lists, tools of different parameters would be no column that Arrow can hold."""
+    return "[]" if record.tools == NULL else bytes(record.tools).decode()
 
 
 # -- token ids ---------------------------------------------------------------------------------------------------------

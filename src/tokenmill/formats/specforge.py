@@ -21,7 +21,13 @@ class SpecForge(JsonLines):
 
     def row(self, record: Record) -> dict[str, Any]:
         ids, mask = tokens(record)
-        return {"id": self.id_of(record), "input_ids": ids, "loss_mask": mask, "finish_reason": record.finish_reason}
+        return {
+            "id": self.id_of(record),
+            "input_ids": ids,
+            "loss_mask": mask,
+            "finish_reason": record.finish_reason,
+            **self.source(record),
+        }
 
     def stem(self, split: Split) -> str:
         return f"{split}/specforge"

@@ -4,20 +4,15 @@ SpecForge 0.2 passes every column but `conversations`, `id` and `tools` on to th
 (data/preprocessing.py: `**examples`): a column named enable_thinking or tools_in_user_message would change every row.
 So there is none beyond `status`, which its validate_regenerated_data.py asks for.
 
-It reads rows through `datasets` 5.2, which takes their form from the first 10 MB and fails at a field that comes later.
-So every row has every field, `tools` and `tool_calls` as JSON text, which SpecForge decodes itself.
+It reads rows through `datasets`, and decodes `tools` itself: see base.UNLIKE and base.tools_text. speculators 0.9 takes
+these rows, too, where a vLLM server renders them for it.
 """
 
 from typing import Any
 
-import msgspec
-
 from tokenmill.core.records import Record
-from tokenmill.formats.base import Split, conversation, tools
+from tokenmill.formats.base import Split, talk, tools_text
 from tokenmill.formats.jsonl import JsonLines
-
-FIELDS = {"reasoning_content": "", "tool_calls": "[]", "tool_call_id": "", "name": ""}
-"""What other turns may have, and the generated one gets empty: `datasets` then knows of it from the first row."""
 
 
 class SpecForgeChat(JsonLines):
@@ -29,23 +24,12 @@ class SpecForgeChat(JsonLines):
     )
 
     def row(self, record: Record) -> dict[str, Any]:
-        *history, answer = conversation(record)
-        turns = [*map(_plain, history), {"role": "assistant", **FIELDS, **answer}]
         return {
             "id": self.id_of(record),
-            "conversations": turns,
+            "conversations": talk(record),
             "status": "success",
-            "tools": _text(tools(record) or []),
+            "tools": tools_text(record),
         }
 
     def stem(self, split: Split) -> str:
         return f"{split}/specforge-chat"
-
-
-def _plain(turn: dict[str, Any]) -> dict[str, Any]:
-    calls = turn.get("tool_calls")
-    return turn if calls is None or isinstance(calls, str) else {**turn, "tool_calls": _text(calls)}
-
-
-def _text(value: Any) -> str:
-    return msgspec.json.encode(value).decode()

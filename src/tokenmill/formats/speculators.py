@@ -47,6 +47,7 @@ class Speculators(JsonLines):
             "thinking": record.thinking,
             "sampling_params": content.get("sampling", {}),
             "settings": record.settings,
+            **self.source(record),
         }
 
     def stem(self, split: Split) -> str:

@@ -59,18 +59,22 @@ class Found:
 
 def measure(rows: Sequence[Shape], rules: Rules, trainer: Trainer | None) -> list[Found]:
     """Some rows, in their order. Without a trainer, what only a tokenizer can tell is left open."""
-    # Without its prompt, a conversation cannot be rendered.
-    talks = [row for row in rows if isinstance(row, Talk) and row.turns[:-1]] if trainer else []
+    talks = [row for row in rows if isinstance(row, Talk) and _can_be_rendered(row)] if trainer else []
     made = iter(trainer.tokens(talks) if trainer and talks else ())
     found = []
     for row in rows:
         if isinstance(row, Talk):
             found.append(
-                _trained(row, *next(made), rules, trainer) if trainer and row.turns[:-1] else _talk(row, rules)
+                _trained(row, *next(made), rules, trainer) if trainer and _can_be_rendered(row) else _talk(row, rules)
             )
         else:
             found.append(_tokens(row, rules, trainer) if isinstance(row, Tokens) else _bad(row))
     return found
+
+
+def _can_be_rendered(row: Talk) -> bool:
+    """A conversation without its prompt cannot, and what has been rendered must not be rendered again."""
+    return bool(row.turns[:-1]) and not row.rendered
 
 
 def _trained(row: Talk, made: Tokens | Bad, kept: bool, rules: Rules, trainer: Trainer) -> Found:

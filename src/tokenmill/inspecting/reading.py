@@ -3,7 +3,7 @@
 Parquet files that hold token ids are read as arrays: as JSON, 1,000 rows of 4,000 tokens would take 300 MB.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tokenmill.errors import UsageError
 from tokenmill.inspecting.shapes import COLUMNS, IGNORED, MASKS, Shape, read, tokens
-from tokenmill.rows import blocks, files
+from tokenmill.rows import blocks
 
 BATCH = 256
 """Rows of token ids taken out of a Parquet file at once: 16 MB at 8,000 tokens."""
@@ -24,9 +24,9 @@ Sized = tuple[Shape, int]
 """A row and the bytes it took, for the rate that is told."""
 
 
-def stream(path: Path) -> Iterator[Sized]:
-    """All rows in order. Raises UsageError where there is no such set, or a file of it is damaged."""
-    for file in files(path):
+def stream(found: Iterable[Path]) -> Iterator[Sized]:
+    """All rows of some files in order. Raises UsageError where one is damaged."""
+    for file in found:
         kind = _mask_column(file)
         if kind:
             yield from _arrays(file, kind)

@@ -4,6 +4,7 @@ Shapes are told by their fields, and a row that fits none says which fields it h
 straight from their bytes.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -33,8 +34,19 @@ SHAPES = (
     "conversations (role/content or from/value)",
     "prompt with completion",
     "custom_id with response (OpenAI Batch output)",
+    "text (rendered by a chat template)",
 )
 """For people whose rows have none of them."""
+
+_HEADERS = re.compile(
+    r"<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\n\n|<｜Assistant｜>"
+    r"|<\|assistant\|>\n?|<start_of_turn>model\n|<\|start\|>assistant"
+)
+"""What stands in front of an answer in rendered text: in Qwen's, Llama's, DeepSeek's, Phi's, Gemma's and gpt-oss's
+templates, as SpecForge registers them (data/template.py)."""
+
+_ENDS = ("<|im_end|>", "<|eot_id|>", "<｜end▁of▁sentence｜>", "<|end|>", "<end_of_turn>", "<|return|>")
+"""What ends one there."""
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
@@ -57,7 +69,7 @@ class Talk:
 
     `thought` is None where the answer has no field for one, `field` the field's name. `turns` are all, in the words of
     chat templates; `earlier` says that an earlier assistant's turn holds a thought. `tokens` is the server's count of
-    the output, where the row has it.
+    the output, where the row has it. `rendered`: the turns are made of a text that a template has rendered already.
     """
 
     name: str
@@ -69,6 +81,7 @@ class Talk:
     earlier: bool = False
     tools: Any = None
     tokens: int | None = None
+    rendered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +135,7 @@ def read(place: str, data: bytes) -> Shape:
         name = _name(place, row)
         if row.input_ids != NULL and (kind := next((m for m in MASKS if getattr(row, m) != NULL), "")):
             return _tokens(name, row, kind)
-        return _talk(name, row) or _unknown(name, data)
+        return _talk(name, row) or _rendered(name, row) or _unknown(name, data)
     except UNREADABLE as error:
         return Bad(place, f"it cannot be read: {error}", data[:KEPT_BYTES])
 
@@ -232,6 +245,21 @@ def _talk(name: str, row: _Row) -> Talk | Bad | None:
         None if row.tools == NULL else _any.decode(row.tools),
         counted,
     )
+
+
+def _rendered(name: str, row: _Row) -> Talk | None:
+    """A row of text alone, as SpecForge takes it (`is_preformatted`): what follows its last assistant header is the
+    answer, all of it where it has none."""
+    text = _text(row.text)
+    if not text:
+        return None
+    start = max((found.end() for found in _HEADERS.finditer(text)), default=0)
+    answer = text[start:].rstrip()
+    end = next((end for end in _ENDS if answer.endswith(end)), "")
+    finish = _finish(row) or ("stop" if end or not start else "length")
+    before = [{"role": "user", "content": text[:start]}] if start else []
+    content = answer.removesuffix(end)
+    return Talk(name, [*before, {"role": "assistant", "content": content}], content, None, finish=finish, rendered=True)
 
 
 def _side(raw: msgspec.Raw, role: str) -> list[dict[str, Any]]:

@@ -56,6 +56,7 @@ MEANING = {
     "missing_end_token": "stopped and have no end token",
     "foreign_mode": "think, though thinking was off",
     "bad_text": "hold bytes that are no text",
+    "ids_disagree": "have token ids that do not fit their text or their counts",
     "short_mask": f"train fewer than {SHORT_MASK} tokens",
     "truncated_in_thinking": "are cut off in the thought",
     "truncated_in_answer": "are cut off in the answer",
@@ -191,7 +192,7 @@ def _thought_reasons(found: Tally) -> Iterator[Reason]:
     earlier = found.labels["thought_in_history"]
     if earlier > WARN_SHARE * found.rows:
         text = "hold a thought in an earlier turn, which chat templates drop: make each answer a row of its own"
-        yield Reason("warn", f"{_of(earlier, found.rows)} {text}")
+        yield Reason("warn", f"{_of(earlier, found.rows)} {text}, of which the last turn alone is trained")
 
 
 def _double_reasons(found: Tally, doubles: Doubles) -> Iterator[Reason]:

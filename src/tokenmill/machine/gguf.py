@@ -1,4 +1,4 @@
-"""One .gguf file: how many bytes its header says it has. Reads the header, never the tensors.
+"""One .gguf file: how many bytes its header says it has, and the values in it. Reads the header, never the tensors.
 
 The format (ggml/docs/gguf.md): magic, version, counts, then metadata, then each tensor's name, shape, type and offset;
 the data follow, aligned. llama.cpp refuses a file that is shorter than its last tensor, after it was launched.
@@ -7,7 +7,7 @@ the data follow, aligned. llama.cpp refuses a file that is shorter than its last
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 SIZES = {
     0: (1, 4),
@@ -48,6 +48,9 @@ SIZES = {
 _SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a metadata value, by type."""
 
+_FORMS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""The same types as struct reads them."""
+
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT = b"general.alignment"
 
@@ -61,6 +64,39 @@ def problem(file: Path) -> str:
     except (struct.error, ValueError, UnicodeDecodeError) as error:
         return f"is cut off in its header, or has none: {error}"
     return f"has {size} bytes, its header says {expected}" if expected is not None and size < expected else ""
+
+
+def values(file: Path, prefix: str) -> dict[str, Any]:
+    """The header's values whose names begin so; raises ValueError where the header cannot be read."""
+    found = {}
+    try:
+        with file.open("rb") as stream:
+            _, version, _, entries = _read(stream, "<4sIQQ")
+            if version not in (2, 3):
+                raise ValueError(f"version {version} of the format is not known")
+            for _ in range(entries):
+                name = _string(stream).decode()
+                (kind,) = _read(stream, "<I")
+                if name.startswith(prefix):
+                    found[name] = _value(stream, kind)
+                else:
+                    _pass_over(stream, kind)
+    except struct.error as error:
+        raise ValueError(f"it is cut off in its header, or has none: {error}") from error
+    return found
+
+
+def _value(stream: BinaryIO, kind: int) -> Any:
+    if kind == _STRING:
+        return _string(stream).decode("utf-8", "replace")
+    if kind == _ARRAY:
+        inner, count = _read(stream, "<IQ")
+        if inner in _FORMS:
+            return list(_read(stream, f"<{count}{_FORMS[inner]}"))
+        return [_value(stream, inner) for _ in range(count)]
+    if kind not in _FORMS:
+        raise ValueError(f"a value of type {kind}")
+    return _read(stream, f"<{_FORMS[kind]}")[0]
 
 
 def _expected(stream: BinaryIO) -> int | None:

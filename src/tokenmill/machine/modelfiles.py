@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import PreflightError
+from tokenmill.machine import ggufvocab
 
 _HEAD = 1 << 20
 """Bytes of a weights file that go into the fingerprint: its header, with names, shapes and offsets of all tensors."""
@@ -40,10 +41,10 @@ def sampling_defaults(model: Path) -> dict[str, float]:
 
 
 def end_tokens(model: Path) -> frozenset[int]:
-    """The ids that end an output: eos_token_id of generation_config.json and config.json."""
+    """The ids that end an output: eos_token_id of generation_config.json and config.json, and the tokenizer's own."""
     if not model.is_dir():
         return frozenset()
-    ids: set[int] = set()
+    ids = set(special_tokens(model, "eos_token").values())
     for name in ("generation_config.json", "config.json"):
         config = read_json(model / name)
         for owner in (config, config.get("text_config") or {}):
@@ -63,6 +64,28 @@ def template(model: Path) -> str:
     if isinstance(found, list):
         found = next((entry.get("template", "") for entry in found if entry.get("name") == "default"), "")
     return str(found)
+
+
+_TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt")
+_TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+
+def tokenizer_sha256(model: Path) -> str:
+    """sha256 of what decides which ids a text becomes, the chat template left out; empty where nothing tells."""
+    if model.is_file():
+        return ggufvocab.fingerprint(model)
+    digest, found = hashlib.sha256(), False
+    for name in _TOKENIZER:
+        file = model / name
+        if file.is_file():
+            found = True
+            digest.update(name.encode() + b"\0" + file.read_bytes())
+    for name in _TOKENIZER_SETTINGS:
+        data = read_json(model / name)
+        data.pop("chat_template", None)
+        if data:
+            digest.update(name.encode() + b"\0" + json.dumps(data, sort_keys=True).encode())
+    return digest.hexdigest() if found else ""
 
 
 def weight_map(index: dict[str, Any]) -> dict[str, str]:
@@ -108,6 +131,20 @@ def added_tokens(model: Path, *texts: str) -> dict[str, int]:
         entries = read_json(model / "tokenizer.json").get("added_tokens") or []
         ids = {str(entry.get("content")): int(entry["id"]) for entry in entries}
     return {text: ids[text] for text in texts if text in ids}
+
+
+def special_tokens(model: Path, *names: str) -> dict[str, int]:
+    """The ids of what tokenizer_config.json calls eos_token, pad_token and so on; what it does not name is left out."""
+    config = read_json(model / "tokenizer_config.json") if model.is_dir() else {}
+    texts = {name: _text(config.get(name)) for name in names}
+    ids = added_tokens(model, *filter(None, texts.values())) if any(texts.values()) else {}
+    return {name: ids[text] for name, text in texts.items() if text in ids}
+
+
+def _text(token: Any) -> str:
+    """A token's text, given as such or in an object."""
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else ""
 
 
 def vocabulary(model: Path) -> dict[int, str]:

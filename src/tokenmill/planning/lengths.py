@@ -91,9 +91,10 @@ def glance(path: Path, limit: int = 0) -> Sample:
     return Sample(len(taken), tuple(taken.values()))
 
 
-def measure(found: Sample, model: Path | None, *, thinking: bool) -> Lengths:
-    """By the tokenizer and template in the model's folder, else by bytes, and says so."""
-    usable = [parts for data in found.rows if (parts := _messages(data)) is not None]
+def measure(found: Sample, model: Path | None, *, thinking: bool, every_turn: bool = False) -> Lengths:
+    """By the tokenizer and template in the model's folder, else by bytes, and says so. With `every_turn` of each turn,
+    the answers that a conversation holds taken for the model's."""
+    usable = [parts for data in found.rows for parts in _messages(data, every_turn)]
     if model is not None and model.is_dir():
         try:
             renderer = TokenizerRenderer(model, thinking)
@@ -106,11 +107,16 @@ def measure(found: Sample, model: Path | None, *, thinking: bool) -> Lengths:
     return Lengths(tuple(sizes), f"bytes ÷ {BYTES_A_TOKEN}: {why}")
 
 
-def _messages(data: bytes) -> tuple[msgspec.Raw, msgspec.Raw] | None:
+def mean_turns(found: Sample) -> float:
+    """The answers that a row asks for where every turn is asked for, in the mean."""
+    return sum(map(prompts.count_turns, found.rows)) / max(1, len(found.rows))
+
+
+def _messages(data: bytes, every_turn: bool) -> list[tuple[msgspec.Raw, msgspec.Raw]]:
     try:
-        return prompts.messages(data)
+        return prompts.as_given(data) if every_turn else [prompts.messages(data)]
     except BadPromptError:
-        return None  # becomes a failed record; doctor's prompts check counts them
+        return []  # becomes a failed record; doctor's prompts check counts them
 
 
 def _counted(renderer: TokenizerRenderer, usable: Sequence[tuple[msgspec.Raw, msgspec.Raw]]) -> list[int]:

@@ -29,7 +29,7 @@ class Script:
     seed: int = 0
     speed: float = 1.0
     # -- answers
-    mode: str = "inline"  # inline | reasoning_content | reasoning | all_in_reasoning
+    mode: str = "inline"  # inline | reasoning_content | reasoning | all_in_reasoning | hidden (counted, not sent)
     ignore_thinking: bool = False
     empty_reasoning: float = 0.0
     bad: float = 0.0
@@ -39,6 +39,9 @@ class Script:
     finish: str = "stop"
     no_ids: bool = False
     end_id: int = END_ID
+    ids: str = "right"  # right | another's (of another text) | uncounted (usage says one less)
+    prompt_mark: str = ""  # rendered in front of every prompt
+    mixed_after: int = -1  # then an answer comes with as many ids of another one
     # -- start
     start_delay_s: float = 0.0
     log: str = ""

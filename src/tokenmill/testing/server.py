@@ -163,6 +163,8 @@ class Server:
                     await asyncio.sleep(86400)
                 if self._goes_bad():
                     script, thinking = replace(script, text="!" * 2000, finish="length"), False
+                if not 0 <= script.mixed_after < number:
+                    script = replace(script, mixed_after=-1)
                 if body.get("stream") and script.stream == "yes":
                     return await self._stream(request, body, prompt, reply(script, prompt, thinking), aborted)
                 async for _ in self._steps(prompt, text_of(script, prompt, thinking), aborted):

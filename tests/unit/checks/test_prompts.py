@@ -28,6 +28,12 @@ def test_rows_and_token_lengths_are_told(tmp_path: Path) -> None:
     assert lengths.values == {"p50": 4, "p90": 4, "p99": 400, "longest": 400, "sample": 31}
 
 
+def test_turns_are_counted_where_all_are_asked_for(tmp_path: Path) -> None:
+    talk = {"messages": [{"role": "user", "content": "what"}, {"role": "user", "content": "is"}]}
+    rows, _ = check_prompts(over(tmp_path, [*GOOD, talk], generation={"turns": "all"}))
+    assert (rows.level, rows.message, rows.values["turns"]) == ("ok", "31 rows in 1 file, 32 turns to write", 32)
+
+
 def test_bad_rows_are_told_with_a_place_and_a_reason(tmp_path: Path) -> None:
     (message,) = told(check_prompts, over(tmp_path, [*GOOD, "no json"]))
     assert message.startswith("1 of 31 rows cannot be used, such as prompts.jsonl:31: not a JSON object")

@@ -20,7 +20,7 @@ def written(path: Path, **columns: Any) -> Path:
 
 
 def rows(path: Path) -> list[Any]:
-    return [row for row, _ in stream(path)]
+    return [row for row, _ in stream([path])]
 
 
 IDS, MARKS = [[5, 6, 7], [8, 9]], [[0, 1, 1], [0, 1]]
