@@ -27,15 +27,16 @@ class Head:
         self.outpost = outpost
         self.acknowledged = 0
         self.records: list[Record] = []
-        self.last: Parcel | None = None
+        self.handed: list[Record] = []
 
     async def turn(self, *, acknowledge: bool = True) -> Parcel:
         found = await self.outpost.results(self.acknowledged)
-        self.last = msgspec.json.decode(found, type=Parcel)
+        parcel = msgspec.json.decode(found, type=Parcel)
         if acknowledge:
-            self.acknowledged = self.last.number
-            self.records += self.last.results.records
-        return self.last
+            self.acknowledged = parcel.number
+            self.records += parcel.results.records
+            self.handed += parcel.results.handed
+        return parcel
 
     async def until(self, done: Callable[[Parcel], object]) -> Parcel:
         async with asyncio.timeout(WAIT_S):
@@ -130,8 +131,7 @@ def test_a_node_without_a_head_ends_its_servers_in_time_and_keeps_its_records_fo
         assert spooled(case) == COUNT
         again = Outpost()
         late = await ready(again, case)
-        assert late.last is not None
-        assert len(late.last.results.handed) == COUNT
+        assert len(late.handed) == COUNT
         await end(again, late)
 
     run(case, story())
