@@ -139,6 +139,11 @@ def shown(findings: list[Finding]) -> Iterator[str]:
                 yield f"{'':17}fix: {finding.fix}"
 
 
+def checks_of(config: Config) -> dict[str, Check]:
+    """What is asked of the machine that a run is started on."""
+    return CHECKS if config.fleet.cluster == "local" else {name: CHECKS[name] for name in RUN_CHECKS}
+
+
 def refuse(findings: list[Finding]) -> None:
     """Raises PreflightError with every `fail`, each with its fix."""
     failures = [finding for finding in findings if finding.level == "fail"]
@@ -156,9 +161,8 @@ async def preflight(
     tell: Tell = lambda text: None,
 ) -> None:
     """The doctor's findings, told; raises PreflightError where one of them is a `fail`."""
-    checks = CHECKS if config.fleet.cluster == "local" else {name: CHECKS[name] for name in RUN_CHECKS}
     context = Context(config, folder, living, thorough=False)
-    findings = await asyncio.to_thread(examine, context, skip, checks=checks, tell=tell)
+    findings = await asyncio.to_thread(examine, context, skip, checks=checks_of(config), tell=tell)
     for finding in findings:
         if finding.level in ("warn", "unknown"):
             log.say("doctor", f"{finding.check}: {finding.message}", "warn", finding.fix)

@@ -24,15 +24,12 @@ STORE = 80_000_000
 NOTICED = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
 """So that Ray sees within seconds that a machine is gone: by itself it takes 15."""
 
-ROOT = Path(__file__).parents[2]
-
 
 class Raylets:
     """`names` are the machines; the first has Ray's head, and is no machine with a node unless it is among `nodes`."""
 
     def __init__(self, *names: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tmr-", dir="/tmp"))  # Ray's sockets have 107 characters in all
-        os.environ["RAY_TMPDIR"] = str(self.folder)
         self._cluster: Any = None
         self._nodes: dict[str, Any] = {}
         self.start(*names)
@@ -43,6 +40,7 @@ class Raylets:
 
     def start(self, *names: str) -> None:
         """A head with the first name, and the others, all at once."""
+        os.environ["RAY_TMPDIR"] = str(self.folder)
         first, *others = names
         own = {"object_store_memory": STORE, "num_cpus": 1, "num_gpus": 0}
         self._cluster = Cluster(
@@ -53,6 +51,7 @@ class Raylets:
         for name in others:
             self.add(name, wait=False)
         self._cluster.wait_for_nodes()
+        del os.environ["RAY_TMPDIR"]
 
     def add(self, name: str, *, wait: bool = True) -> None:
         """One machine more."""
@@ -89,8 +88,7 @@ def _popen(info: Any) -> Any:
 
 @contextmanager
 def raylets(*names: str) -> Iterator[Raylets]:
-    """A cluster for the scope. Ray's processes get what they need to import this tree."""
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    """A cluster for the scope."""
     made = Raylets(*names)
     try:
         yield made

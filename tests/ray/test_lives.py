@@ -3,6 +3,7 @@
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,27 +20,24 @@ KEYS = {f"k{n}" for n in range(ROWS)}
 NODES = ("n0", "n1", "n2")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[Raylets]:
     with raylets(*NODES) as made:
         yield made
 
 
-@pytest.fixture
-def case(tmp_path: Path, cluster: Raylets) -> Iterator[Case]:
-    made = make_case(tmp_path, cluster)
-    try:
-        yield made
-    finally:
-        print(made.output())
-        clean_up(made, *NODES)
-
-
-def make_case(folder: Path, cluster: Raylets) -> Case:
+@contextmanager
+def made(folder: Path, cluster: Raylets, **how: int) -> Iterator[Case]:
+    """A case of its own, and nothing left of it afterwards."""
+    folder.mkdir()
     jsonl(folder / "prompts.jsonl", [{"id": f"k{n}", "prompt": f"Question {n}?"} for n in range(ROWS)])
     case = Case(folder, free_port())
-    write(case, cluster)
-    return case
+    write(case, cluster, **how)
+    try:
+        yield case
+    finally:
+        print(case.output())
+        clean_up(case, *NODES, "later")
 
 
 def write(case: Case, cluster: Raylets, *, latency_ms: int = 500) -> None:
@@ -48,8 +46,30 @@ def write(case: Case, cluster: Raylets, *, latency_ms: int = 500) -> None:
     case.write(engine={"args": args}, fleet={"cluster": "ray", "address": cluster.address, "servers": 1})
 
 
-def test_a_machine_may_join_and_be_lost_while_the_others_work(cluster: Raylets, case: Case) -> None:
-    write(case, cluster, latency_ms=2000)
+def test_machines_and_runs_may_come_and_go(tmp_path: Path, cluster: Raylets) -> None:
+    """One cluster for both: it takes longer to start than to use."""
+    with made(tmp_path / "run", cluster) as case:
+        a_run_is_killed_and_finds_its_nodes_at_work(case)
+    with made(tmp_path / "machine", cluster, latency_ms=1500) as case:
+        a_machine_joins_and_is_lost_while_the_others_work(case, cluster)
+
+
+def a_run_is_killed_and_finds_its_nodes_at_work(case: Case) -> None:
+    run = case.start()
+    case.until_done(20, run)
+    pids = {name: started(case, name) for name in NODES}
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    assert case.done() < ROWS
+    assert case.run() == 0
+    assert_whole(case, KEYS)
+    assert {name: started(case, name) for name in NODES} == pids, "a server was started anew"
+    begun = answered_prompts(case.folder / "requests.jsonl")
+    assert sum(begun.values()) == ROWS, "what the nodes had in hand was asked for again"
+    assert case.ended(), "something is left"
+
+
+def a_machine_joins_and_is_lost_while_the_others_work(case: Case, cluster: Raylets) -> None:
     run = case.start()
     cluster.add("later", wait=False)
     wait_for(lambda: any(record.server == "later/0" for record in case.records()), 60.0)
@@ -63,34 +83,21 @@ def test_a_machine_may_join_and_be_lost_while_the_others_work(cluster: Raylets, 
     assert case.ended(), "something is left"
 
 
-def test_a_run_that_is_killed_finds_its_nodes_at_work_and_asks_for_nothing_twice(case: Case) -> None:
-    run = case.start()
-    case.until_done(20, run)
-    pids = {name: started(case, name) for name in NODES}
-    run.send_signal(signal.SIGKILL)
-    run.wait()
-    before = case.done()
-    assert before < ROWS
-    assert case.run() == 0
-    assert_whole(case, KEYS)
-    assert {name: started(case, name) for name in NODES} == pids, "a server was started anew"
-    begun = answered_prompts(case.folder / "requests.jsonl")
-    assert sum(begun.values()) == ROWS, "what the nodes had in hand was asked for again"
-
-
-def test_rays_head_and_every_raylet_may_die_and_the_servers_are_adopted(cluster: Raylets, case: Case) -> None:
-    run = case.start()
-    case.until_done(20, run)
-    pids = {name: started(case, name) for name in NODES}
-    run.send_signal(signal.SIGKILL)
-    run.wait()
-    cluster.kill_all()
-    assert case.done() < ROWS
-    cluster.start(*NODES)
-    write(case, cluster)
-    assert case.run() == 0
-    assert_whole(case, KEYS)
-    assert {name: started(case, name) for name in NODES} == pids, "a server was started anew"
+@pytest.mark.long
+def test_rays_head_and_every_raylet_may_die_and_the_servers_are_adopted(tmp_path: Path, cluster: Raylets) -> None:
+    with made(tmp_path / "head", cluster) as case:
+        run = case.start()
+        case.until_done(20, run)
+        pids = {name: started(case, name) for name in NODES}
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+        cluster.kill_all()
+        assert case.done() < ROWS
+        cluster.start(*NODES)
+        write(case, cluster)
+        assert case.run() == 0
+        assert_whole(case, KEYS)
+        assert {name: started(case, name) for name in NODES} == pids, "a server was started anew"
 
 
 def started(case: Case, name: str) -> set[int]:

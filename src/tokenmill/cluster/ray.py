@@ -12,9 +12,8 @@ import asyncio
 import logging
 import os
 import re
-import socket
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,6 +36,7 @@ from tokenmill.errors import (
     boundary,
 )
 from tokenmill.events import Event, EventLog, now
+from tokenmill.machine.ports import answers
 from tokenmill.outpost import Order, Outpost, Parcel
 
 NAMESPACE = "tokenmill"
@@ -186,6 +186,7 @@ class RayCluster:
         self._stop: tuple[float | None, bool] | None = None
         self._stopping = asyncio.Event()
         self._gone_tokens = 0
+        self._kinds: dict[str, str] = {}
         self._met: list[RayNode] | None = []
         self._own = False
         self._head: tuple[str, int] = ("", 0)
@@ -196,8 +197,19 @@ class RayCluster:
     async def status(self) -> list[NodeStatus]:
         known = list(self._nodes.values())
         living = await asyncio.gather(*(node.status() for node in known if not node.done.is_set()))
+        self._tell_unlike(living)
         gone = self._gone_tokens + sum(node.last.tokens for node in known if node.done.is_set())
         return [*living, NodeStatus("", (), tokens=gone)]
+
+    def _tell_unlike(self, nodes: Sequence[NodeStatus]) -> None:
+        """Once for each kind of machine beyond the first: answers of unlike ones may differ."""
+        for node in nodes:
+            if node.made_of and node.made_of not in self._kinds:
+                self._kinds[node.made_of] = node.node
+                if len(self._kinds) > 1:
+                    first, example = next(iter(self._kinds.items()))
+                    words = f"unlike the others: it has {node.made_of}; {example} has {first}"
+                    self._say("node", words, node.node, "warn")
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:
         self._stop = (grace_s, keep)
@@ -261,7 +273,7 @@ class RayCluster:
         """Joins the cluster; with "auto" starts one for this run where there is none. Raises PreflightError."""
         address = self._config.fleet.address
         more: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
-        if address != "auto" and not _answers(address):
+        if address != "auto" and not answers(address):
             raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix="ray status --address ADDRESS")
         with boundary("ray"):
             try:
@@ -273,7 +285,7 @@ class RayCluster:
         self._head = (host, int(port))
 
     def _head_answers(self) -> bool:
-        return _answers(f"{self._head[0]}:{self._head[1]}")
+        return answers(f"{self._head[0]}:{self._head[1]}")
 
     async def _look(self) -> None:
         """Begins with every machine that fits and has no node."""
@@ -372,16 +384,6 @@ class RayCluster:
 
     def _say(self, kind: str, text: str, node: str = "", level: str = "info", fix: str = "") -> None:
         self._log.add(Event(now(), kind, text, "", level, fix, node=node))
-
-
-def _answers(address: str) -> bool:
-    """Whether anybody accepts connections there; Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), 3.0).close()
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _name(machine: dict[str, Any]) -> str:

@@ -61,7 +61,8 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """`queued` are prompts that no server has begun, `credits` how many more the node can use now."""
+    """`queued` are prompts that no server has begun, `credits` how many more the node can use now.
+    `made_of`: its cards and its engine, in words; empty until it knows."""
 
     node: str
     servers: tuple[ServerStatus, ...]
@@ -72,6 +73,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     tokens: int = 0
     findings: tuple[Finding, ...] = ()
     step: "Step | None" = None
+    made_of: str = ""
 
 
 def together(nodes: Sequence[NodeStatus]) -> NodeStatus:
@@ -87,6 +89,7 @@ def together(nodes: Sequence[NodeStatus]) -> NodeStatus:
         credits=sum(node.credits for node in nodes),
         tokens=sum(node.tokens for node in nodes),
         findings=tuple(finding for node in nodes for finding in node.findings),
+        step=next((node.step for node in nodes if node.step is not None), None),
     )
 
 
