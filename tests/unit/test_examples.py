@@ -12,7 +12,8 @@ import yaml
 from tokenmill import configfile
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SCRIPTS = sorted(EXAMPLES.glob("*.sbatch"))
+JOBS = sorted(EXAMPLES.glob("*.sbatch"))
+SCRIPTS = [*JOBS, *sorted(EXAMPLES.glob("*.sh"))]
 MANIFESTS = sorted(EXAMPLES.glob("*.yaml"))
 FILES = [*SCRIPTS, *MANIFESTS]
 
@@ -34,7 +35,7 @@ def test_the_configs_load(path: Path) -> None:
 @pytest.mark.parametrize("path", SCRIPTS, ids=named)
 def test_the_scripts_parse(path: Path) -> None:
     subprocess.run(["bash", "-n", str(path)], check=True)
-    assert path.read_text().startswith("#!/bin/bash\n#SBATCH")
+    assert path.read_text().startswith("#!/bin/bash\n#")
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=named)
@@ -66,5 +67,5 @@ def test_the_config_that_is_run_is_there_and_takes_the_overrides(path: Path) -> 
 
 
 def test_a_job_is_asked_to_end_in_time_to_store_what_is_in_flight() -> None:
-    for path in SCRIPTS:
+    for path in JOBS:
         assert re.search(r"--signal=(B:)?TERM@", path.read_text()), path.name
