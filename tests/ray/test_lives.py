@@ -1,5 +1,6 @@
 """Runs on a real Ray cluster of several raylets: whatever dies, every key is there once and nothing is left behind."""
 
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ import pytest
 
 from tests.conftest import free_port
 from tests.harness import Case, answered_prompts, assert_whole
-from tests.ray.raylets import Raylets, clean_up, raylets, wait_for
+from tests.ray.raylets import Raylets, actor_pid, clean_up, raylets, wait_for
 from tests.unit.make import jsonl
+from tokenmill.machine import processes
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -66,7 +68,7 @@ def a_run_is_killed_and_finds_its_nodes_at_work(case: Case) -> None:
     assert {name: started(case, name) for name in NODES} == pids, "a server was started anew"
     begun = answered_prompts(case.folder / "requests.jsonl")
     assert sum(begun.values()) == ROWS, "what the nodes had in hand was asked for again"
-    assert case.ended(), "something is left"
+    assert left(case) == set(), "servers are left"
 
 
 def a_machine_joins_and_is_lost_while_the_others_work(case: Case, cluster: Raylets) -> None:
@@ -80,7 +82,7 @@ def a_machine_joins_and_is_lost_while_the_others_work(case: Case, cluster: Rayle
     assert_whole(case, KEYS)
     assert "node later: it is lost" in case.output()
     assert {record.server for record in case.records()} == {f"{name}/0" for name in (*NODES, "later")}
-    assert case.ended(), "something is left"
+    assert left(case) == set(), "servers are left"
 
 
 @pytest.mark.long
@@ -98,6 +100,44 @@ def test_rays_head_and_every_raylet_may_die_and_the_servers_are_adopted(tmp_path
         assert case.run() == 0
         assert_whole(case, KEYS)
         assert {name: started(case, name) for name in NODES} == pids, "a server was started anew"
+
+
+@pytest.mark.long
+def test_a_node_whose_process_dies_is_replaced_and_its_servers_are_adopted(tmp_path: Path, cluster: Raylets) -> None:
+    with made(tmp_path / "actor", cluster, latency_ms=2500) as case:
+        run = case.start()
+        case.until_done(12, run)
+        pids = {name: started(case, name) for name in NODES}
+        os.kill(actor_pid(case, "n1"), signal.SIGKILL)
+        assert case.wait(run, 100.0) == 0
+        assert_whole(case, KEYS)
+        assert case.output().count("node n1: joined") == 2
+        assert {name: started(case, name) for name in NODES} == pids, "a server was started anew"
+
+
+@pytest.mark.long
+def test_nodes_whose_run_does_not_come_back_end_themselves_and_forget_nothing(tmp_path: Path, cluster: Raylets) -> None:
+    with made(tmp_path / "orphans", cluster) as case:
+        text = case.config.read_text()
+        case.config.write_text(text.replace("[fleet]", '[fleet]\nwait_for_head = "8s"'))
+        run = case.start()
+        case.until_done(12, run)
+        pids = [actor_pid(case, name) for name in NODES]
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+        wait_for(lambda: not left(case), 60.0)
+        wait_for(lambda: all(processes.stat(pid) is None for pid in pids))
+        assert case.run() == 0
+        assert_whole(case, KEYS)
+        begun = answered_prompts(case.folder / "requests.jsonl")
+        assert sum(begun.values()) == ROWS, "what the nodes had made was asked for again"
+
+
+def left(case: Case) -> set[int]:
+    """Servers that still live."""
+    every = {pid for name in (*NODES, "later") for pid in started(case, name)}
+    assert every
+    return {pid for pid in every if (stat := processes.stat(pid)) is not None and stat.state not in "ZX"}
 
 
 def started(case: Case, name: str) -> set[int]:

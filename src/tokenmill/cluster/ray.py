@@ -86,13 +86,15 @@ class Post(Outpost):
 
 
 class RayNode:
-    """The head's end of a node. `done` is set when it has ended or is lost; `trouble` says why, where it was one."""
+    """The head's end of a node. `done` is set when it has ended or is lost; `trouble` says why, where it was one.
+    With `is_left` it counts as lost, whatever it says."""
 
     def __init__(self, name: str, actor: Any) -> None:
         self.name = name
         self.trouble: TokenmillError | None = None
         self.done = asyncio.Event()
         self.last = NodeStatus(name, ())
+        self.is_left = False
         self._first: Results | None = None
         self._actor = actor
         self._acknowledged = 0
@@ -146,6 +148,8 @@ class RayNode:
         """A call that is made once more while Ray cannot deliver it; a node knows what it has met before."""
         deadline = time.monotonic() + CALL_S
         while True:
+            if self.is_left:
+                raise self._lost("Ray's head is gone")
             try:
                 return await self._ask(call(), CALL_S)
             except exceptions.ActorUnavailableError:
@@ -162,8 +166,8 @@ class RayNode:
         except exceptions.ActorUnavailableError:
             raise
         except exceptions.RayActorError as error:
-            words = next((line.strip() for line in str(error).splitlines() if "cause" in line.lower()), "")
-            raise self._lost(f"its actor is gone{f' ({words})' if words else ''}") from error
+            words = next((line.strip() for line in str(error).splitlines() if "because" in line), "")
+            raise self._lost(words.partition(". ")[0] or "its actor is gone") from error
 
     def _lost(self, why: str) -> NodeLostError:
         self.done.set()
@@ -225,7 +229,10 @@ class RayCluster:
                 await self._until_stopped()
             except TokenmillError as error:
                 trouble = error
-            if not isinstance(trouble, NodeLostError):
+            if isinstance(trouble, NodeLostError):
+                for node in self._nodes.values():
+                    node.is_left = True  # they live without Ray's head, for as long as a minute
+            else:
                 await self._end()
         finally:
             for task in self._coming.values():
