@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 import xxhash
+from msgspec.structs import replace
 
 from tokenmill.core.records import FAILURES, NULL, Parts, Record
 from tokenmill.errors import StoreError
@@ -62,6 +63,9 @@ _id = msgspec.json.Decoder(Id)
 
 BATCH = 4096
 """Rows without their texts, taken out of a part at once: 2 MB."""
+
+_WITHOUT_IDS = [name for name in Record.__struct_fields__ if name not in ("prompt_ids", "output_ids")]
+"""A record's columns but for its token ids, which as Python objects are nearly all of it."""
 
 FEW = 16
 """Whole records at once: one of 8,000 tokens takes 0.5 MB as Python objects."""
@@ -198,25 +202,31 @@ def completion(data: Path) -> Record | None:
 
 
 def some(data: Path, wanted: Callable[[str, int, int], bool]) -> Iterator[Record]:
-    """The records that count of the ids (key, sample, turn) that are wanted, in no order: a few of a whole store."""
-    found: dict[tuple[str, int, int], Record] = {}
+    """The records that count of the ids (key, sample, turn) that are wanted, without their token ids, in no order."""
+    met: set[tuple[str, int, int]] = set()
     with _Snapshot(data) as files:
-        for part in files.parts:
-            hits = [place for place, own in enumerate(_columns(part, Id)) if wanted(own.key, own.sample, own.turn)]
-            # Of rows with one place the newest stands first (seal.py).
-            found |= {(record.key, record.sample, record.turn): record for record in reversed(_rows_at(part, hits))}
-        for journal in files.journals:
-            for line in _lines(journal.file):
-                if is_whole(line):
-                    own = _id.decode(plain(line))
-                    if wanted(own.key, own.sample, own.turn):
-                        found[own.key, own.sample, own.turn] = _record.decode(plain(line))
-    yield from found.values()
+        for record in _some(files, wanted):
+            identity = (record.key, record.sample, record.turn)
+            if identity not in met:
+                met.add(identity)
+                yield record
 
 
-def _rows_at(part: Path, places: list[int]) -> list[Record]:
+def _some(files: _Snapshot, wanted: Callable[[str, int, int], bool]) -> Iterator[Record]:
+    """The newest first."""
+    for journal in reversed(files.journals):
+        for line, _ in _lines_backwards(journal.file):
+            if is_whole(line):
+                own = _id.decode(plain(line))
+                if wanted(own.key, own.sample, own.turn):
+                    yield replace(_record.decode(plain(line)), prompt_ids=NULL, output_ids=NULL)
+    for part in reversed(files.parts):
+        places = [place for place, own in enumerate(_columns(part, Id)) if wanted(own.key, own.sample, own.turn)]
+        yield from _rows_at(part, places)  # of rows with one place the newest stands first (seal.py)
+
+
+def _rows_at(part: Path, places: list[int]) -> Iterator[Record]:
     """The records at these places of a sealed file, ascending; only the row groups that hold them are read."""
-    taken: list[Record] = []
     with _opened(part) as file:
         first, left = 0, deque(places)
         for group in range(file.metadata.num_row_groups if places else 0):
@@ -225,10 +235,9 @@ def _rows_at(part: Path, places: list[int]) -> list[Record]:
             while left and left[0] < end:
                 own.append(left.popleft() - first)
             if own:
-                rows = file.read_row_group(group, columns=list(Record.__struct_fields__)).take(own)
-                taken += map(from_row, rows.to_pylist())
+                rows = file.read_row_group(group, columns=_WITHOUT_IDS).take(own)
+                yield from (from_row({**row, "prompt_ids": None, "output_ids": None}) for row in rows.to_pylist())
             first = end
-    return taken
 
 
 def _stored_again(files: _Snapshot) -> Counter[tuple[str, int, int]]:

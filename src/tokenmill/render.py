@@ -20,7 +20,7 @@ import msgspec
 
 from tokenmill.client import Client
 from tokenmill.core.judge import CLOSE, OPEN, Reading
-from tokenmill.core.records import NULL
+from tokenmill.core.records import NULL, count_ids
 from tokenmill.core.rendering import Rendering, differences, sha256_of
 from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo
 from tokenmill.errors import BadPromptError, PluginError, PreflightError, RefusedError, boundary
@@ -226,7 +226,7 @@ class ServerRenderer(Renderer):
 
     async def render(self, messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> Rendered:
         ids = await self._tokens(client, await self._text(messages, tools, client), whole=True)
-        return Rendered(messages, tools, ids, _count(ids))
+        return Rendered(messages, tools, ids, count_ids(ids))
 
     async def _text(self, messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> str:
         request = self._engine.template_request(messages, tools, self.thinking)
@@ -252,7 +252,7 @@ class ServerRenderer(Renderer):
             thinking=self.thinking,
             opened=self.first.rstrip().endswith(OPEN),
             end_ids=frozenset(ends),
-            close_id=bytes(close)[1:-1] if _count(close) == 1 else b"",
+            close_id=bytes(close)[1:-1] if count_ids(close) == 1 else b"",
             shut=self.first.rstrip().endswith(CLOSE),
             never=tuple(never),
         )
@@ -260,7 +260,7 @@ class ServerRenderer(Renderer):
     async def _single(self, client: Client, *texts: str) -> list[bytes]:
         """The ids of those texts that are one token."""
         found = [await self._tokens(client, text, whole=False) for text in dict.fromkeys(texts)]
-        return [bytes(ids)[1:-1] for ids in found if _count(ids) == 1]
+        return [bytes(ids)[1:-1] for ids in found if count_ids(ids) == 1]
 
     async def spell(self, ids: msgspec.Raw, client: Client) -> str | None:
         request = self._engine.spelling_request(ids)
@@ -357,10 +357,6 @@ def _lost(lost: Mapping[str, int], of: int) -> str:
 
 def _digits(ids: Iterable[int | None]) -> list[bytes]:
     return [str(number).encode() for number in sorted(number for number in ids if number is not None)]
-
-
-def _count(ids: msgspec.Raw) -> int:
-    return 0 if ids == NULL else bytes(ids).count(b",") + 1
 
 
 def fit(sampling: Sampling, rendered: Rendered, info: ServerInfo) -> Sampling:
