@@ -13,7 +13,6 @@ import msgspec
 import xxhash
 from msgspec.structs import replace
 
-from tokenmill import spelling
 from tokenmill.client import Client
 from tokenmill.core import agree, judge
 from tokenmill.core.agree import Agreement
@@ -24,7 +23,8 @@ from tokenmill.core.stream import Streaming
 from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec
 from tokenmill.errors import BadPromptError, BrokenError, RefusedError, RequestError
 from tokenmill.render import fit
-from tokenmill.spelling import Speller
+from tokenmill.tokens import spelling
+from tokenmill.tokens.spelling import Speller
 
 MIN_TIMEOUT_S = 600.0
 """A request is never given up earlier, whatever the rates seen: nothing is lost by waiting in a healthy server."""

@@ -25,8 +25,8 @@ from tokenmill.core.server import Failure, FailureKind
 from tokenmill.core.stream import Streaming
 from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec, normal
 from tokenmill.errors import BadPromptError, BrokenError, LateError, RequestError
-from tokenmill.proof import Asked, prove
 from tokenmill.render import Renderer, fit
+from tokenmill.tokens.proof import Asked, prove
 
 MAX_TOKENS = 512
 """Enough for a thought to begin and to be seen; the whole answer is not needed."""

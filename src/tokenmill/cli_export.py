@@ -66,8 +66,8 @@ def export(
     config = load(folder.config)
     filling = None
     if retokenise:
-        from tokenmill.filling import Filling
-        from tokenmill.retokenise import Retokeniser, model_of
+        from tokenmill.tokens.filling import Filling
+        from tokenmill.tokens.retokenise import Retokeniser, model_of
 
         filling = Filling(Retokeniser(model_of(config.model.path, model)))
     rows = steps.export(
@@ -121,10 +121,10 @@ def audit(
     """Render and tokenise a run's rows again, and compare with the recorded ids. Exit code 5: they contradict."""
     import msgspec
 
-    from tokenmill import agreement
     from tokenmill.configfile import load
-    from tokenmill.retokenise import model_of
     from tokenmill.servers import folder_of
+    from tokenmill.tokens import agreement
+    from tokenmill.tokens.retokenise import model_of
 
     folder = folder_of(run_path)
     config = load(folder.config)

@@ -18,10 +18,10 @@ from tokenmill.configfile import load
 from tokenmill.core.judge import GROUPS, Rules
 from tokenmill.core.records import NULL, Label, Record
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.filling import Filling
 from tokenmill.folder import RunFolder
 from tokenmill.formats.base import CUT, SPLITS, Format, Split
 from tokenmill.sieve import Choice, Sieve, Tally, split_of
+from tokenmill.tokens.filling import Filling
 
 TELL_EVERY_S = 10.0
 """Between two lines of progress: 900,000 rows take minutes."""

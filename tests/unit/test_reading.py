@@ -15,7 +15,7 @@ from tokenmill.core.judge import Reading, Rules
 from tokenmill.core.records import NULL, Completion, Parts
 from tokenmill.engines.base import ServerInfo
 from tokenmill.render import ChatRenderer, TokenizerRenderer
-from tokenmill.spelling import agreement
+from tokenmill.tokens.spelling import agreement
 
 MESSAGES = msgspec.Raw(b'[{"role":"user","content":"what is it"}]')
 THOUGHT, ANSWER = "one two three", "it is four"

@@ -1,7 +1,7 @@
 """Do token ids, text and counts of a completion tell the same? What the ids spell is handed in: this is pure.
 
 Two looks. `disagree` is for every row, and costs a pass over the bytes of the ids. `compare` needs the ids' spelling,
-2 to 3 ms of processor time for 7,500 tokens, so a run asks it of some rows (spelling.py) and an audit of all.
+2 to 3 ms of processor time for 7,500 tokens, so a run asks it of some rows (tokens/spelling.py) and an audit of all.
 
 An engine's text is not its ids' spelling byte for byte: special tokens are left out of it, a parser takes tags and the
 white space around them away, a character that was cut off at the end is held back. None of these is a disagreement.

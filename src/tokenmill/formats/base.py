@@ -19,7 +19,7 @@ Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 
 RETOKENISED = "retokenised"
-"""Stands with a record's labels where its ids come from its text (filling.py)."""
+"""Stands with a record's labels where its ids come from its text (tokens/filling.py)."""
 
 CUT = "cut"
 """The `finish_reason` of a row that the export itself has cut at --max-length: it has lost its end."""

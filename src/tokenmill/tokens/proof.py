@@ -18,7 +18,7 @@ from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines.base import Rendered
 from tokenmill.formats.base import talk, tokens
 from tokenmill.render import Renderer
-from tokenmill.spelling import agreement
+from tokenmill.tokens.spelling import agreement
 
 LOOKED_AT = 8
 """Completions whose ids are spelled: what is wrong with a server's ids is wrong with most of them."""

@@ -23,7 +23,7 @@ from tokenmill.core.divergence import Divergence, Kind
 from tokenmill.core.records import FAILURES, NULL, Record, record_id
 from tokenmill.errors import BrokenError
 from tokenmill.folder import RunFolder
-from tokenmill.retokenise import Again, Retokeniser
+from tokenmill.tokens.retokenise import Again, Retokeniser
 
 BATCH = 16
 """Rows tokenised at once: enough for every core, and a few megabytes."""

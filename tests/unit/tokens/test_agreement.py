@@ -10,14 +10,14 @@ import pytest
 from tests import bytewise, thinker
 from tests.exports import raw, stored
 from tests.unit.make import record
-from tokenmill import agreement
-from tokenmill.agreement import Audit
 from tokenmill.core.judge import Reading, split
 from tokenmill.core.records import NULL, Record
 from tokenmill.errors import UsageError
 from tokenmill.folder import RunFolder
-from tokenmill.retokenise import Retokeniser, model_of
 from tokenmill.testing.script import END_ID
+from tokenmill.tokens import agreement
+from tokenmill.tokens.agreement import Audit
+from tokenmill.tokens.retokenise import Retokeniser, model_of
 
 THOUGHT, ANSWER = "It is a greeting", "Hello there"
 WRITTEN = f"{THOUGHT}\n</think>\n\n{ANSWER}"
