@@ -172,9 +172,8 @@ class _Look:
             self._found.contradictions.append(Contradiction(self._id(record), record.text[:200], spelled[:200]))
 
     def _facts(self, record: Record, output: list[int]) -> None:
-        prompt = agree.count(record.prompt_ids)
-        counted = (len(output), prompt if record.prompt_ids != NULL else record.prompt_tokens)
-        self._found.counts_differ += counted != (record.output_tokens, record.prompt_tokens)
+        of_output = agree.miscounted(record.output_ids, record.output_tokens)
+        self._found.counts_differ += of_output or agree.miscounted(record.prompt_ids, record.prompt_tokens)
         self._found.no_end += record.finish_reason == "stop" and (not output or output[-1] not in self._again.ends)
         self._found.inside += agree.holds(record.output_ids, self._never)
 

@@ -4,18 +4,15 @@ A retry has a number, and a row of its own in settings.jsonl that its records na
 killed retry has made already. The same command, given again, goes on with it; once it has ended, it begins another one.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from tokenmill import settings
-from tokenmill.core.judge import TRUNCATED, Verdict
+from tokenmill.core.judge import GROUPS, Verdict
 from tokenmill.core.records import Label
 from tokenmill.errors import UsageError
 from tokenmill.settings import Settings
-
-GROUPS: Mapping[str, frozenset[str]] = {"truncated": TRUNCATED}
-"""Words for several labels at once."""
 
 VERDICTS = (Verdict.REJECTED.value, Verdict.FAILED.value)
 """Words for all records of a verdict."""

@@ -1,5 +1,6 @@
 """What --retry asks for: its words, its number, and the accounts while its ids are pending once more."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tokenmill import cli, retry, settings
 from tokenmill.core.gate import Gate, Limits
 from tokenmill.core.judge import Rules, Verdict
 from tokenmill.errors import UsageError
+from tokenmill.feed import Feed
 from tokenmill.ledger import Ledger
 from tokenmill.retry import Retry
 from tokenmill.settings import Settings
@@ -106,3 +108,13 @@ def test_what_a_retry_made_counts_for_the_next_one_as_any_record(tmp_path: Path)
     ledger = Ledger(index_of(tmp_path), 1, (0, 1), Retry(2, frozenset({"rejected"}), frozenset({"second"})))
     ledger.load(briefs([stored(0, **REJECTED)], [stored(0, settings="second", **REJECTED)]), Rules(), Gate(Limits()))
     assert (ledger.left, counts(ledger)) == (0, (6, 0, 1, 0, 5))
+
+
+def test_a_cohort_of_which_some_is_made_again_keeps_its_size(tmp_path: Path) -> None:
+    """Else the gate would judge a cohort of 200 by the few that were made again."""
+    ledger = Ledger(index_of(tmp_path), 1, (0, 1), Retry(1, frozenset(WORDS), frozenset()))
+    ledger.load(briefs([stored(1, cohort=3, **REJECTED), stored(2, cohort=3)]), Rules(), Gate(Limits(cohort=2)))
+    feed = Feed(tmp_path / "prompts.jsonl", ledger, "s", cohort=1, next_cohort=4, dedup=False)
+    [item] = asyncio.run(feed.take(2))
+    feed.close()
+    assert (item.key, item.cohort, feed.ended, feed.last_cohort) == ("k1", 3, True, (0, 0))

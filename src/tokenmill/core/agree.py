@@ -44,18 +44,19 @@ def count(ids: msgspec.Raw) -> int | None:
     return commas + 1 if rest == b"[%b]" % (b"," * commas) else None
 
 
-def disagree(completion: Completion, never: Sequence[bytes] = ()) -> bool:
-    """Whether ids and counts differ, or an id of `never` (pad, mask; as digits) stands before the last one.
+def miscounted(ids: msgspec.Raw, told: int) -> bool:
+    """Whether an engine told another count than it gave ids. What it did not tell, ids or a count, is not compared;
+    what is no list of ids is none of its count."""
+    return ids != NULL and (found := count(ids)) != told and (told != 0 or found is None)
 
-    What the engine did not tell, ids or a count, is not compared; what is no list of ids is none of its count.
-    """
-    for ids, told in (
-        (completion.output_ids, completion.output_tokens),
-        (completion.prompt_ids, completion.prompt_tokens),
-    ):
-        if ids != NULL and (found := count(ids)) != told and (told or found is None):
-            return True
-    return completion.output_ids != NULL and holds(completion.output_ids, never)
+
+def disagree(completion: Completion, never: Sequence[bytes] = ()) -> bool:
+    """Whether ids and counts differ, or an id of `never` (pad, mask; as digits) stands before the last one."""
+    return (
+        miscounted(completion.output_ids, completion.output_tokens)
+        or miscounted(completion.prompt_ids, completion.prompt_tokens)
+        or holds(completion.output_ids, never)
+    )
 
 
 def holds(ids: msgspec.Raw, never: Iterable[bytes]) -> bool:

@@ -4,7 +4,7 @@ Two labels depend on thresholds, `empty_reasoning` and `repetition`: they are co
 measurements whenever a verdict is asked for, so that [judge] may change in mid-run without generating anything again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -38,6 +38,9 @@ BROKEN = frozenset(
     }
 )
 TRUNCATED = frozenset({"truncated_in_thinking", "truncated_in_answer"})
+
+GROUPS: Mapping[str, frozenset[str]] = {"truncated": TRUNCATED}
+"""Words for several labels at once, wherever a person names labels."""
 
 REJECT_FOR: dict[str, frozenset[str]] = {"drafter": BROKEN, "sft": BROKEN | TRUNCATED}
 """A cut-off completion is valid on-policy text for a drafter, and a bad example for fine-tuning."""

@@ -247,9 +247,9 @@ class Engine(ABC):
         """Only where `renders` is "server": the rendered prompt's ids."""
         raise NotImplementedError
 
-    def spelling_request(self, ids: msgspec.Raw) -> Request:
-        """Only where `renders` is "server": asks what ids spell."""
-        raise NotImplementedError
+    def spelling_request(self, ids: msgspec.Raw) -> Request | None:
+        """Only where `renders` is "server": asks what ids spell; None where it can't be asked."""
+        return None
 
     def read_spelling(self, reply: bytes) -> str:
         """Only where `renders` is "server": the text, special tokens included."""

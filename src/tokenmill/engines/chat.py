@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.records import NULL, Completion
+from tokenmill.core.records import NULL, Completion, count_ids
 from tokenmill.core.stream import Events, Stream
 from tokenmill.engines.base import Count, Rendered, Request, Sampling, as_ids, decode_json, text_of_fields
 from tokenmill.errors import BrokenError
@@ -225,7 +225,7 @@ class ChatStream(Stream):
             raise BrokenError("the stream ended before the answer did")
         message = _Message("".join(self._content), "".join(self._reasoning_content), "".join(self._reasoning))
         ids = msgspec.Raw(b"[%b]" % b",".join(self._ids)) if self._ids else NULL
-        if self._usage and self._usage.completion_tokens not in (0, bytes(ids).count(b",") + 1):
+        if self._usage and self._usage.completion_tokens not in (0, count_ids(ids)):
             ids = NULL  # some were in no event: not all the ids are none
         choice = _Choice(message, self._finish, token_ids=ids)
         return _completion(_Reply([choice], self._usage, self._prompt_ids), self._damaged)
