@@ -49,6 +49,7 @@ class Retokeniser:
         except (PluginError, PreflightError) as error:
             raise UsageError(str(error), fix=_NEEDS) from error
         self._batch: Any = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "encode_batch", None)
+        self._size = len(self._tokenizer)
         end = self._tokenizer.eos_token_id
         added: dict[int, Any] = self._tokenizer.added_tokens_decoder
         # The end tokens of a .gguf file are llama.cpp's choice, by their texts.
@@ -97,10 +98,16 @@ class Retokeniser:
         return [*ids, self._end] if record.finish_reason == "stop" and self._end is not None else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids as text, special tokens included."""
+        """Ids as text, special tokens included. Ids that are none of the vocabulary show as such: a tokenizer passes
+        over them without a word, or fails."""
+        if ids and not 0 <= min(ids) <= max(ids) < self._size:
+            return "".join(map(self._piece, ids))
         with boundary("decoding"):
             text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
             return text
+
+    def _piece(self, number: int) -> str:
+        return self.decode([number]) if 0 <= number < self._size else f"<no token {number}>"
 
 
 def _behind(prompt: str, text: str) -> str:
