@@ -16,6 +16,7 @@ from tokenmill.core.judge import Reading, split
 from tokenmill.core.records import NULL, Record
 from tokenmill.errors import UsageError
 from tokenmill.folder import RunFolder
+from tokenmill.render import Vocabulary, load_tokenizer
 from tokenmill.retokenise import Retokeniser, model_of
 from tokenmill.testing.script import END_ID
 
@@ -158,3 +159,9 @@ def test_an_empty_run_says_so(tmp_path: Path, model: Path) -> None:
     folder.create()
     found = agreement.audit(folder, model, several=False)
     assert list(agreement.lines(found))[-1] == "nothing could be compared"
+
+
+def test_an_id_behind_a_gap_in_the_vocabulary_is_a_token(tmp_path: Path) -> None:
+    """A tokenizer's length is less than its greatest id then."""
+    model = bytewise.folder(tmp_path / "model", merges=(("t", "h"),))
+    assert Vocabulary(load_tokenizer(model)).spell(raw(300)) == "th"
