@@ -74,7 +74,8 @@ async def resume(config: Config, folder: RunFolder, log: EventLog, told: Tell, w
     found = await asyncio.to_thread(ledger.load, counted(stored, told, "reading what is stored:"), rules, gate)
     settings.guard_table(found.settings, recorded, folder.data)
     _guard_prompts(found, log)
-    await asyncio.to_thread(asked.keep, folder.data, asked.of(index, ledger, (int(part), int(of))))
+    if again is None:  # what a retry finds, such as a file that has grown, the run was not asked for
+        await asyncio.to_thread(asked.keep, folder.data, asked.of(index, ledger, (int(part), int(of))))
     feed = Feed(
         path,
         ledger,
