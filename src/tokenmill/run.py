@@ -261,6 +261,7 @@ async def _watch(node: LocalNode, progress: Progress) -> None:
         if status.in_flight and progress.state == "starting":
             progress.state = "generating"
         progress.look(status)
+        progress.publish()
         await asyncio.sleep(STATUS_S)
 
 
