@@ -32,6 +32,7 @@ class Scale:
     kill_rows: int = 5_000
     latency_ms: int = 2_000
     stage_mb: int = 128
+    shown: int = 500_000
 
 
 SMOKE = Scale(
@@ -45,6 +46,7 @@ SMOKE = Scale(
     kill_rows=1_000,
     latency_ms=200,
     stage_mb=4,
+    shown=2_000,
 )
 
 
@@ -187,6 +189,13 @@ def staging(scratch: Path, scale: Scale) -> list[Row]:
     return [Row(*words) for words in measure_all(scratch, scale.stage_mb)]
 
 
+def page(scratch: Path, scale: Scale) -> list[Row]:
+    """The page of a large run."""
+    from bench.page import measure_all
+
+    return [Row(*words) for words in measure_all(scratch, scale.shown)]
+
+
 FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
     "cost": client_cost,
     "slots": slots_busy,
@@ -194,6 +203,7 @@ FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
     "resume": resume,
     "kept": kept,
     "stage": staging,
+    "page": page,
 }
 
 

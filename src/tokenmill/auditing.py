@@ -41,7 +41,7 @@ LOOK_S = 1.0
 """Between two looks at all findings."""
 
 OVER = "no longer so"
-"""The text of the event by which a finding ends."""
+"""Begins the text of the event by which a finding ends; what it was stands behind it."""
 
 
 class Supervised(Protocol):
@@ -194,7 +194,7 @@ class Auditor:
             if (finding.kind, finding.server) not in before:
                 self._tell(Event(now(), finding.kind, finding.text, finding.server, "warn", finding.fix))
         for kind, server in sorted(before - after):
-            self._tell(Event(now(), kind, OVER, server))
+            self._tell(Event(now(), kind, f"{OVER}: {kind.replace('_', ' ')}", server))
         self.findings = findings
 
 

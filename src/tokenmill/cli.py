@@ -3,12 +3,12 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from tokenmill import cli_export
-from tokenmill.cli_export import RunPath
+from tokenmill import cli_events, cli_export, cli_servers, cli_web
+from tokenmill.cli_parts import AsJson, ConfigFile, Set, Skip, load, loop, print_json, say
 from tokenmill.errors import TokenmillError
 
 app = typer.Typer(
@@ -22,17 +22,6 @@ app = typer.Typer(
     "5 the gate stopped the run · 6 results could not be stored · 130 interrupted (resumable)",
 )
 
-ConfigFile = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="The config, a TOML file; `tokenmill init` prints one.")
-]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of the config; may repeat.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
-Skip = Annotated[
-    list[str] | None, typer.Option("--skip", metavar="CHECK", help="Leave a doctor check out; may repeat.")
-]
-
 
 def _retry_words(incomplete: str) -> list[str]:
     """For the shell's completion of `run --retry …`, whose words stand between commas."""
@@ -40,17 +29,6 @@ def _retry_words(incomplete: str) -> list[str]:
 
     given, comma, begun = incomplete.rpartition(",")
     return [f"{given}{comma}{word}" for word in WORDS if word.startswith(begun) and word not in given.split(",")]
-
-
-def _server_numbers(ctx: typer.Context) -> list[str]:
-    """For the shell's completion of `logs RUN …`; nothing where there is no such run."""
-    from tokenmill.logs import numbers
-    from tokenmill.servers import folder_of
-
-    try:
-        return [str(number) for number in numbers(folder_of(ctx.params.get("run_path")))]
-    except TokenmillError:
-        return []
 
 
 @app.command()
@@ -64,10 +42,10 @@ def quickstart(
     from tokenmill import quickstart as steps
 
     steps.check_engine()
-    model = steps.find_model(_say)
+    model = steps.find_model(say)
     threads = max(1, (os.cpu_count() or 2) // 2)
     path = steps.prepare(folder, model, threads=threads, port=port)
-    _say(f"config: {path}")
+    say(f"config: {path}")
     _run(path, None, None)
 
 
@@ -90,15 +68,15 @@ def doctor(config: ConfigFile, setting: Set = None, as_json: AsJson = False, ski
     from tokenmill.doctor import examine, shown
     from tokenmill.folder import RunFolder
     from tokenmill.leftovers import survivors
+    from tokenmill.steps import shown as shown_steps
 
-    loaded = _load(config, setting)
+    loaded = load(config, setting)
     folder = RunFolder(loaded.folder)
-    findings = examine(Context(loaded, folder, survivors(folder)), tuple(skip or ()))
+    with shown_steps() as tell:
+        findings = examine(Context(loaded, folder, survivors(folder)), tuple(skip or ()), tell=tell)
     levels = Counter(finding.level for finding in findings)
     if as_json:
-        _print_json(
-            {"findings": findings, "levels": {name: levels[name] for name in ("ok", "warn", "fail", "unknown")}}
-        )
+        print_json({"findings": findings, "levels": {name: levels[name] for name in ("ok", "warn", "fail", "unknown")}})
     else:
         for line in shown(findings):
             typer.echo(line)
@@ -123,12 +101,12 @@ def plan(
     from tokenmill.planning.calibration import calibrate
     from tokenmill.planning.page import lines
 
-    loaded = _load(config, setting)
+    loaded = load(config, setting)
     if measure:
         calibrate(RunFolder(loaded.folder), config, setting or ())
     found = build(loaded, tokens_per_s=tokens_per_s)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         typer.echo("\n".join(lines(found)))
 
@@ -141,6 +119,7 @@ def run(
         bool, typer.Option("--detach", help="Return once generation has begun; `watch` follows.")
     ] = False,
     skip: Skip = None,
+    metrics: cli_web.MetricsPort = None,
     retry: Annotated[
         str | None,
         typer.Option(
@@ -154,75 +133,14 @@ def run(
 ) -> None:
     """Do the whole job: doctor, stage, launch, generate, gate, report. Started again, it goes on where it was."""
     if detach:
-        _detach(config, setting, skip, retry)
-    _run(config, setting, skip, retry, detached=detached)
+        _detach(config, setting, skip, metrics, retry)
+    _run(config, setting, skip, metrics, retry, detached=detached)
 
 
-@app.command()
-def up(config: ConfigFile, setting: Set = None) -> None:
-    """Start the servers alone; returns when all are ready, and they outlive it.
-
-    Servers that run already are adopted. Exit code 4: fewer than fleet.min_ready are ready. Ctrl-C leaves those that
-    are ready and ends the others; a second one does not wait for them.
-    """
-    from tokenmill.folder import RunFolder
-    from tokenmill.up import up as start
-    from tokenmill.view import View
-
-    loaded = _load(config, setting)
-    folder = RunFolder(loaded.folder)
-    folder.create()
-    try:
-        with View(folder.run_log, starting=True) as view:
-            code = _loop(start(loaded, view))
-    finally:
-        _show_status(folder)
-    raise typer.Exit(code)
-
-
-@app.command()
-def status(run_path: RunPath = None, as_json: AsJson = False) -> None:
-    """Show how far a run is, and each server's state."""
-    from tokenmill.servers import folder_of, status_of
-
-    folder = folder_of(run_path)
-    _print_json(status_of(folder)) if as_json else _show_status(folder)
-
-
-@app.command()
-def logs(
-    run_path: RunPath = None,
-    server: Annotated[
-        int | None,
-        typer.Argument(metavar="[SERVER]", help="A server's number; default: all.", autocompletion=_server_numbers),
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended, until Ctrl-C.")] = False,
-    lines: Annotated[int | None, typer.Option("--lines", "-n", min=1, help="Last lines of each log; 50.")] = None,
-    this_life: Annotated[bool, typer.Option("--since-start", help="All since each server's last start.")] = False,
-) -> None:
-    """Show the servers' own logs, each line with its server's number in front."""
-    from tokenmill import logs as steps
-    from tokenmill.servers import folder_of
-
-    count = lines if lines or this_life else 50
-    gone = steps.reader_gone(sys.stdout)
-    folder = folder_of(run_path)
-    for found in steps.logs(folder, server, follow=follow, lines=count, this_life=this_life, ended=gone):
-        typer.echo(steps.shown(*found, sys.stdout), color=True)
-
-
-@app.command()
-def down(
-    run_path: RunPath = None,
-    now: Annotated[bool, typer.Option("--now", help="Cut what is in flight, and end servers without grace.")] = False,
-) -> None:
-    """End a run's servers, and nothing else; a live run is asked to drain and exit first."""
-    from tokenmill import servers
-    from tokenmill.view import View
-
-    folder = servers.folder_of(run_path)
-    ended = servers.down(folder, View(folder.run_log), now=now)
-    typer.echo(f"{ended} server{'' if ended == 1 else 's'} ended" if ended else "no server is left")
+app.command()(cli_servers.up)
+app.command()(cli_servers.status)
+app.command()(cli_servers.logs)
+app.command()(cli_servers.down)
 
 
 @app.command()
@@ -235,9 +153,16 @@ def stage(
 ) -> None:
     """Bring the model near, as `run` would; prints where it is."""
     from tokenmill.stage import command
+    from tokenmill.steps import shown
 
-    for line in command(_load(config, setting) if config else None, _say, wait=wait, show=show, remove=remove):
-        typer.echo(line)
+    with shown() as tell:
+        for line in command(load(config, setting) if config else None, tell, wait=wait, show=show, remove=remove):
+            typer.echo(line)
+
+
+app.command()(cli_servers.watch)
+app.command()(cli_events.events)
+app.command()(cli_web.serve)
 
 
 @app.command()
@@ -254,10 +179,12 @@ def inspect(
     """Is this dataset worth training on? Exit code 5 where it is not."""
     from tokenmill.inspecting.page import shown
     from tokenmill.inspection import inspect_any
+    from tokenmill.steps import shown as shown_steps
 
-    found = inspect_any(data, model, _say)
+    with shown_steps() as tell:
+        found = inspect_any(data, model, tell)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         typer.echo("\n".join(shown(found)))
     raise typer.Exit(5 if found.verdict == "fail" else 0)
@@ -270,45 +197,12 @@ app.command()(cli_export.audit)
 app.command()(cli_export.report)
 
 
-@app.command()
-def watch(run_path: RunPath = None) -> None:
-    """Follow a run in the terminal until it ends."""
-    from tokenmill import servers
-    from tokenmill.view import View
-
-    folder = servers.folder_of(run_path)
-    with View(None) as view:
-        servers.watch(folder, view)
-    _show_status(folder)
-
-
 # -- beneath the commands ----------------------------------------------------------------------------------------------
-def _load(path: Path, setting: list[str] | None) -> Any:
-    from tokenmill.configfile import load
-
-    return load(path, setting)
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
-
-
-def _print_json(value: object) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.encode(value).decode())
-
-
-def _loop(work: Any) -> Any:
-    import uvloop
-
-    return uvloop.run(work)
-
-
 def _run(
     path: Path,
     setting: list[str] | None,
     skip: list[str] | None,
+    metrics: int | None = None,
     retry: str | None = None,
     *,
     detached: bool = False,
@@ -323,33 +217,30 @@ def _run(
     from tokenmill.run import run as whole
     from tokenmill.view import View, farewell
 
-    loaded, again = _load(path, setting), () if retry is None else parse(retry)
+    loaded, again = load(path, setting), () if retry is None else parse(retry)
     folder = RunFolder(loaded.folder)
     folder.create()
     words = ["tokenmill", "run", str(path), *(f"--set={value}" for value in setting or ())]
     words += [] if retry is None else [f"--retry={retry}"]
     with View(None if detached else folder.run_log) as view:
-        code = _loop(whole(Order(loaded, shlex.join(words), tuple(skip or ()), retry=again), view))
+        order = Order(loaded, shlex.join(words), tuple(skip or ()), retry=again, metrics_port=metrics)
+        code = loop(whole(order, view))
     if (last := folder.status()) is not None:
         for line in farewell(last, folder.path, code, suggestion(folder)):
-            _say(line)
+            say(line)
     raise typer.Exit(code)
 
 
-def _show_status(folder: Any) -> None:
-    from tokenmill.servers import status_lines, status_of
-
-    for line in status_lines(status_of(folder)):
-        typer.echo(line)
-
-
-def _detach(path: Path, setting: list[str] | None, skip: list[str] | None, retry: str | None) -> NoReturn:
+def _detach(
+    path: Path, setting: list[str] | None, skip: list[str] | None, metrics: int | None, retry: str | None
+) -> NoReturn:
     from tokenmill.detach import detach
     from tokenmill.folder import RunFolder
 
     words = [*(f"--set={value}" for value in setting or ()), *(f"--skip={name}" for name in skip or ())]
+    words += [f"--metrics={metrics}"] if metrics else []
     words += [] if retry is None else [f"--retry={retry}"]
-    code, told = detach(RunFolder(_load(path, setting).folder), path, words)
+    code, told = detach(RunFolder(load(path, setting).folder), path, words)
     for line in told:
         typer.echo(line, err=code != 0)
     raise typer.Exit(code)
@@ -363,9 +254,11 @@ def main() -> None:
     except typer.Exit as leave:
         code = leave.exit_code
     except TokenmillError as error:
-        _say(f"tokenmill: {error}")
+        from tokenmill.untrusted import harmless  # an engine's words are in it
+
+        say(f"tokenmill: {harmless(str(error), lines=True)}")
         if error.fix:
-            _say(f"  fix: {error.fix}")
+            say(f"  fix: {harmless(error.fix)}")
         code = error.exit_code
     except KeyboardInterrupt:
         code = 130
@@ -392,5 +285,5 @@ def _usage_or_bug(error: Exception) -> int:
     import traceback
 
     traceback.print_exception(error)
-    _say("tokenmill: this is a bug of tokenmill; the run folder is whole, and starting again goes on")
+    say("tokenmill: this is a bug of tokenmill; the run folder is whole, and starting again goes on")
     return 1

@@ -1,9 +1,12 @@
 """The commands that turn a run into data: parse, then import; nothing else. cli.py registers them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from tokenmill.tokens.filling import Filling
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/NAME, or its config.")]
 RunPath = Annotated[
@@ -52,6 +55,7 @@ def export(
     from tokenmill.config import rules_of
     from tokenmill.configfile import load
     from tokenmill.servers import folder_of
+    from tokenmill.steps import shown
 
     choice = steps.chosen(
         drop=drop,
@@ -64,25 +68,28 @@ def export(
     )
     folder = folder_of(run_path)
     config = load(folder.config)
-    filling = None
-    if retokenise:
-        from tokenmill.tokens.filling import Filling
-        from tokenmill.tokens.retokenise import Retokeniser, model_of
-
-        filling = Filling(Retokeniser(model_of(config.model.path, model)))
-    rows = steps.export(
-        folder,
-        form,
-        out,
-        rules_of(config),
-        samples=config.generation.samples,
-        turns=config.generation.turns,
-        choice=choice,
-        model=Path(config.model.path) if config.model.path else None,
-        filling=filling,
-        tell=_say,
-    )
+    filling = _filling(config.model.path, model) if retokenise else None
+    with shown() as tell:
+        rows = steps.export(
+            folder,
+            form,
+            out,
+            rules_of(config),
+            samples=config.generation.samples,
+            turns=config.generation.turns,
+            choice=choice,
+            model=Path(config.model.path) if config.model.path else None,
+            filling=filling,
+            tell=tell,
+        )
     typer.echo(f"{rows:,} rows in {out}")
+
+
+def _filling(own: str, given: Path | None) -> "Filling":
+    from tokenmill.tokens.filling import Filling
+    from tokenmill.tokens.retokenise import Retokeniser, model_of
+
+    return Filling(Retokeniser(model_of(own, given)))
 
 
 def vocab_map(
@@ -123,6 +130,7 @@ def audit(
 
     from tokenmill.configfile import load
     from tokenmill.servers import folder_of
+    from tokenmill.steps import shown
     from tokenmill.tokens import agreement
     from tokenmill.tokens.retokenise import model_of
 
@@ -130,7 +138,8 @@ def audit(
     config = load(folder.config)
     files = model_of(config.model.path, model)
     several = config.generation.samples > 1 or config.generation.turns == "all"
-    found = agreement.audit(folder, files, several=several, sample=sample, tell=_say)
+    with shown() as tell:
+        found = agreement.audit(folder, files, several=several, sample=sample, tell=tell)
     typer.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(agreement.lines(found)))
     raise typer.Exit(5 if found.verdict == "contradict" else 0)
 
@@ -147,25 +156,25 @@ def merge(
 
     from tokenmill import merge as steps
     from tokenmill.errors import UsageError
+    from tokenmill.steps import shown
 
     if len(paths) < 2:
         raise UsageError("merge needs runs and, as the last, a new folder", fix="tokenmill merge RUN… OUT")
-    merged = steps.merge(paths[:-1], paths[-1], _say)
+    with shown() as tell:
+        merged = steps.merge(paths[:-1], paths[-1], tell)
     typer.echo(msgspec.json.encode(merged).decode() if as_json else "\n".join(steps.lines(merged)))
 
 
 def report(run_path: RunPath = None) -> None:
     """Write report.html and report.json anew; prints where they are."""
     from tokenmill import report as reports
-    from tokenmill.config import rules_of
-    from tokenmill.configfile import load
     from tokenmill.servers import folder_of, status_of
+    from tokenmill.steps import shown
 
     folder = folder_of(run_path)
     found = status_of(folder)
+    total = found.prompts.total if folder.status() is not None else None
     trouble = found.message if found.state == "failed" else ""
-    typer.echo(str(reports.write(folder, rules_of(load(folder.config)), found.prompts.total, trouble)))
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
+    with shown() as tell:
+        path = reports.write(folder, reports.Ending(found.state, total, trouble), tell)
+    typer.echo(str(path))

@@ -110,7 +110,9 @@ class Collector:
         if self._unusable:
             counts = ", ".join(f"{label} {count:,}" for label, count in self._unusable.most_common())
             self._log.say(
-                "prompts", f"prompts that could not be used: {counts}; the first: {self._first_unusable}", "warn"
+                "prompts",
+                f"prompts that could not be used, stored as failed: {counts}; the first: {self._first_unusable}",
+                "warn",
             )
 
     async def _try_to_hand_out(self, node: Node, count: int) -> None:
@@ -253,7 +255,8 @@ class Collector:
         """Takes note of an alarm; the first that stops is the run's."""
         if alarm is None:
             return
-        self._log.say("gate", f"gate: {alarm}", "error" if alarm.stops else "warn")
+        then = "the run stops" if alarm.stops else 'the run goes on, by gate.later = "warn"'
+        self._log.say("gate", f"gate: {alarm}; {then}", "error" if alarm.stops else "warn")
         if alarm.stops and self.alarm is None:
             self.alarm = alarm
 
@@ -287,7 +290,7 @@ class Collector:
 
     def _story(self, error: StoreError, lost: int) -> StoreError:
         counts = self._accounts.ledger.counts()
-        safe = f"{counts.total - counts.pending:,} records are safe"
+        safe = f"{counts.done:,} records are safe"
         end = (
             f"{lost:,} answers could not be stored and are lost"
             if lost

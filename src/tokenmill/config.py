@@ -27,7 +27,7 @@ from tokenmill import plugins
 from tokenmill.core.gate import Limits
 from tokenmill.core.judge import REJECT_FOR, Rules
 from tokenmill.core.records import Label
-from tokenmill.masking import mask_args, mask_env, mask_url, mask_words
+from tokenmill.masking import MASK, mask_args, mask_env, mask_path, mask_url, mask_words
 
 _TIME_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_UNITS = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
@@ -229,6 +229,25 @@ class Output(Section):
     copy_every: Seconds = 600.0
 
 
+class Notify(Section):
+    command: list[str] = []
+    webhook: str = ""
+
+    @field_validator("command")
+    @classmethod
+    def _words(cls, value: list[str]) -> list[str]:
+        if any("\0" in word for word in value) or (value and not value[0].strip()):
+            raise ValueError("must begin with a program and hold no NUL character")
+        return value
+
+    @field_validator("webhook")
+    @classmethod
+    def _http(cls, value: str) -> str:
+        if value and not _is_address(value):
+            raise ValueError('must be an address such as "https://hooks.example.com/services/…"')  # never shown: secret
+        return value
+
+
 class Config(Section):
     """The whole config. `configfile.load` makes its paths absolute, relative to the config file's folder."""
 
@@ -242,6 +261,7 @@ class Config(Section):
     judge: Judge = Judge()
     gate: Gate = Gate()
     output: Output = Output()
+    notify: Notify = Notify()
 
     @field_validator("name")
     @classmethod
@@ -316,4 +336,7 @@ def shown(config: Config) -> dict[str, Any]:
     engine["args"] = mask_args(engine["args"])
     engine["command"] = mask_words(engine["command"])
     engine["addresses"] = [mask_url(address) for address in engine["addresses"]]
+    notify = data["notify"]
+    notify["command"] = [word if not number else MASK for number, word in enumerate(notify["command"])]
+    notify["webhook"] = mask_path(notify["webhook"])
     return data

@@ -2,11 +2,10 @@
 
 A record's id is its key, sample and turn. Where an id was stored more than once, the newest counts: of the newest file,
 and in it the last line; the others are superseded. `briefs` gives all of them, newest first, so that the first one met
-counts; `records` only those that count.
+counts; `current` and `records` only those that count.
 """
 
 import heapq
-import os
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -14,33 +13,44 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 import numpy as np
 import xxhash
 from msgspec.structs import replace
 
+from tokenmill import linefile
 from tokenmill.core.records import FAILURES, NULL, Parts, Record
-from tokenmill.errors import StoreError
+from tokenmill.engines.base import decode_json
+from tokenmill.errors import BrokenError, StoreError
 from tokenmill.store import is_whole, journals, number_of, part_of, parts, place_of, plain
 
 
-class Brief(msgspec.Struct, gc=False):
-    """A record without its texts and ids: what accounts, verdicts and reports need."""
+class Identified(msgspec.Struct, gc=False):
+    """The least that is read of a record: its id."""
 
     key: str
     sample: int
     turn: int
-    cohort: int
-    digest: str
-    settings: str
+
+
+class Measured(Identified, gc=False):
+    """What a verdict is made of."""
+
     labels: list[str]
     reasoning_tokens: int
     repetition: float
     thinking: bool
+
+
+class Brief(Measured, gc=False):
+    """A record without its texts and ids: what accounts need."""
+
+    cohort: int
+    digest: str
+    settings: str
     prompt_tokens: int
     output_tokens: int
     finish_reason: str
@@ -49,17 +59,9 @@ class Brief(msgspec.Struct, gc=False):
     seconds: float
 
 
-class Id(msgspec.Struct, gc=False):
-    """What a record is called."""
-
-    key: str
-    sample: int
-    turn: int
-
-
-_brief = msgspec.json.Decoder(Brief)
+_any = msgspec.json.Decoder(Any)
 _record = msgspec.json.Decoder(Record)
-_id = msgspec.json.Decoder(Id)
+_id = msgspec.json.Decoder(Identified)
 
 BATCH = 4096
 """Rows without their texts, taken out of a part at once: 2 MB."""
@@ -72,6 +74,17 @@ FEW = 16
 
 Place = tuple[int, int, int]
 """Row, sample, turn."""
+
+Id = tuple[str, int, int]
+"""Key, sample, turn."""
+
+Wanted = Callable[[str, int, int], bool]
+"""Whether an id (key, sample, turn) is."""
+
+Kind = TypeVar("Kind", bound="Identified")
+Item = TypeVar("Item")
+Harmed = Callable[[StoreError], None]
+"""Hears of a damaged part, whose rows are then left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,43 +125,111 @@ class _Snapshot:
 def briefs(data: Path, tell: Callable[[str], None] = lambda text: None) -> Iterator[Brief]:
     """All ended records, the newest first. `tell` hears of lines that are not whole."""
     with _Snapshot(data) as files:
-        yield from _briefs(files, tell)
+        yield from _newest_first(files, Brief, tell)
 
 
-def current(data: Path) -> Iterator[Brief]:
-    """The records that count, the newest first: without those that a newer record of their id supersedes."""
+def current(data: Path, kind: type[Kind], harmed: Harmed | None = None) -> Iterator[Kind]:
+    """The records that count, the newest first: without those that a newer record of their id supersedes.
+
+    `kind` names the fields that are wanted; without `harmed` a damaged part raises StoreError.
+    """
     with _Snapshot(data) as files:
-        again = _stored_again(files)
-        for brief in _briefs(files, lambda text: None):
-            identity = (brief.key, brief.sample, brief.turn)
+        again = _stored_again(files, harmed)
+        for row in _newest_first(files, kind, lambda text: None, harmed):
+            identity = (row.key, row.sample, row.turn)
             if identity not in again:
-                yield brief
+                yield row
             elif again[identity]:
                 again[identity] = 0
-                yield brief
+                yield row
 
 
-def _briefs(files: _Snapshot, tell: Callable[[str], None]) -> Iterator[Brief]:
+def turns(record: Record) -> list[tuple[str, str]]:
+    """A prompt's messages as role and text; what is none is one text without a role."""
+    raw = bytes(record.messages)
+    try:
+        found, _ = decode_json(raw, _any)
+    except BrokenError:
+        return [("", raw.decode("utf-8", "replace"))]
+    messages = [message for message in found if isinstance(message, dict)] if isinstance(found, list) else []
+    return [(str(message.get("role", "")), _text(message.get("content"))) for message in messages]
+
+
+def _text(content: object) -> str:
+    return content if isinstance(content, str) else msgspec.json.encode(content).decode()
+
+
+def _newest_first(
+    files: _Snapshot, kind: type[Kind], tell: Callable[[str], None], harmed: Harmed | None = None
+) -> Iterator[Kind]:
+    decoder = msgspec.json.Decoder(kind)
     for journal in reversed(files.journals):
-        for line, number in _lines_backwards(journal.file):
+        for line, number in linefile.backwards(journal.file):
             if is_whole(line):
-                yield _brief.decode(plain(line))
+                yield decoder.decode(plain(line))
             elif line.strip():
                 tell(f"{journal.path.name}:{number()}: not a whole record; its id counts as not done")
     for part in reversed(files.parts):
-        yield from _columns(part, Brief)
+        yield from _but(harmed, _columns(part, kind))
+
+
+def _but(harmed: Harmed | None, rows: Iterator[Item]) -> Iterator[Item]:
+    """A part's rows, up to where it is damaged."""
+    try:
+        yield from rows
+    except StoreError as error:
+        if harmed is None:
+            raise
+        harmed(error)
+
+
+def picked(data: Path, wanted: Wanted, harmed: Harmed | None = None, *, with_ids: bool = True) -> dict[Id, Record]:
+    """Whole records of the ids that are wanted: of each the one that counts. Without their token ids they take a tenth.
+
+    A few of a whole store: of its Parquet files, the ids' columns and the row groups that hold them are read."""
+    found: dict[Id, Record] = {}
+    with _Snapshot(data) as files:
+        for journal in reversed(files.journals):
+            for line, _ in linefile.backwards(journal.file):
+                if is_whole(line):
+                    own = _id.decode(plain(line))
+                    identity = (own.key, own.sample, own.turn)
+                    if wanted(*identity) and identity not in found:
+                        record = _record.decode(plain(line))
+                        found[identity] = record if with_ids else replace(record, prompt_ids=NULL, output_ids=NULL)
+        for part in reversed(files.parts):
+            for record in _but(harmed, _of_part(part, wanted, with_ids)):
+                found.setdefault((record.key, record.sample, record.turn), record)  # the newest stands first (seal.py)
+    return found
+
+
+def _of_part(part: Path, wanted: Wanted, with_ids: bool) -> Iterator[Record]:
+    ids = enumerate(_columns(part, Identified))
+    left = deque(place for place, own in ids if wanted(own.key, own.sample, own.turn))
+    columns = list(Record.__struct_fields__) if with_ids else _WITHOUT_IDS
+    with opened(part) as file:
+        first = 0
+        for group in range(file.num_row_groups if left else 0):
+            end = first + file.metadata.row_group(group).num_rows
+            places = []
+            while left and left[0] < end:
+                places.append(left.popleft() - first)
+            if places:
+                rows = file.read_row_group(group, columns=columns).take(places).to_pylist()
+                yield from (from_row({"prompt_ids": None, "output_ids": None, **row}) for row in rows)
+            first = end
 
 
 def _columns(part: Path, kind: type[Any]) -> Iterator[Any]:
     """The rows of a part as structs of some of its fields, in its order."""
     names = list(kind.__struct_fields__)
-    with _opened(part) as file:
+    with opened(part) as file:
         for batch in file.iter_batches(batch_size=BATCH, columns=names):
             yield from map(kind, *(batch.column(name).to_pylist() for name in names))
 
 
 @contextmanager
-def _opened(part: Path) -> Iterator[Any]:
+def opened(part: Path) -> Iterator[Any]:
     """A part as pyarrow reads it; raises StoreError where it is damaged."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -162,18 +243,6 @@ def _opened(part: Path) -> Iterator[Any]:
         ) from error
 
 
-def _lines_backwards(file: BinaryIO) -> Iterator[tuple[bytes, Callable[[], int]]]:
-    """The lines from the last to the first, each with a way to ask for its number."""
-    if os.fstat(file.fileno()).st_size == 0:
-        return
-    with mmap(file.fileno(), 0, access=ACCESS_READ) as text:
-        end = len(text)
-        while end > 0:
-            start = text.rfind(b"\n", 0, end - 1) + 1
-            yield text[start:end], lambda start=start: text[:start].count(b"\n") + 1  # type: ignore[misc]
-            end = start
-
-
 def records(data: Path) -> Iterator[Record]:
     """The records that count, in the prompts' order.
 
@@ -181,7 +250,7 @@ def records(data: Path) -> Iterator[Record]:
     """
     with _Snapshot(data) as files:
         again = _stored_again(files)
-        best: dict[tuple[str, int, int], tuple[tuple[int, int], Record]] = {}
+        best: dict[Id, tuple[tuple[int, int], Record]] = {}
         for age, record in _merged(files):
             identity = (record.key, record.sample, record.turn)
             if identity not in again:
@@ -201,72 +270,33 @@ def completion(data: Path) -> Record | None:
         return next((record for record in stored if FAILURES.isdisjoint(record.labels)), None)
 
 
-def some(data: Path, wanted: Callable[[str, int, int], bool]) -> Iterator[Record]:
-    """The records that count of the ids (key, sample, turn) that are wanted, without their token ids, in no order."""
-    met: set[tuple[str, int, int]] = set()
-    with _Snapshot(data) as files:
-        for record in _some(files, wanted):
-            identity = (record.key, record.sample, record.turn)
-            if identity not in met:
-                met.add(identity)
-                yield record
-
-
-def _some(files: _Snapshot, wanted: Callable[[str, int, int], bool]) -> Iterator[Record]:
-    """The newest first."""
-    for journal in reversed(files.journals):
-        for line, _ in _lines_backwards(journal.file):
-            if is_whole(line):
-                own = _id.decode(plain(line))
-                if wanted(own.key, own.sample, own.turn):
-                    yield replace(_record.decode(plain(line)), prompt_ids=NULL, output_ids=NULL)
-    for part in reversed(files.parts):
-        places = [place for place, own in enumerate(_columns(part, Id)) if wanted(own.key, own.sample, own.turn)]
-        yield from _rows_at(part, places)  # of rows with one place the newest stands first (seal.py)
-
-
-def _rows_at(part: Path, places: list[int]) -> Iterator[Record]:
-    """The records at these places of a sealed file, ascending; only the row groups that hold them are read."""
-    with _opened(part) as file:
-        first, left = 0, deque(places)
-        for group in range(file.metadata.num_row_groups if places else 0):
-            end = first + file.metadata.row_group(group).num_rows
-            own = []
-            while left and left[0] < end:
-                own.append(left.popleft() - first)
-            if own:
-                rows = file.read_row_group(group, columns=_WITHOUT_IDS).take(own)
-                yield from (from_row({**row, "prompt_ids": None, "output_ids": None}) for row in rows.to_pylist())
-            first = end
-
-
-def _stored_again(files: _Snapshot) -> Counter[tuple[str, int, int]]:
+def _stored_again(files: _Snapshot, harmed: Harmed | None = None) -> Counter[Id]:
     """The ids that were stored more than once, and how often: few, if any. Eight bytes an id to find them."""
-    hashes = array("Q", (id_hash(found) for found in _ids(files)))
+    hashes = array("Q", (id_hash(found) for found in _ids(files, harmed)))
     values, counts = np.unique(np.array(hashes, dtype=np.uint64), return_counts=True)
     several = set(values[counts > 1].tolist())
     if not several:
         return Counter()
-    found = Counter((own.key, own.sample, own.turn) for own in _ids(files) if id_hash(own) in several)
+    found = Counter((own.key, own.sample, own.turn) for own in _ids(files, harmed) if id_hash(own) in several)
     return Counter({identity: count for identity, count in found.items() if count > 1})
 
 
-def ids(data: Path) -> Iterator[Id]:
+def ids(data: Path) -> Iterator[Identified]:
     """The ids of all ended records, superseded ones included, in no order."""
     with _Snapshot(data) as files:
-        yield from _ids(files)
+        yield from _ids(files, None)
 
 
-def _ids(files: _Snapshot) -> Iterator[Id]:
+def _ids(files: _Snapshot, harmed: Harmed | None) -> Iterator[Identified]:
     for part in files.parts:
-        yield from _columns(part, Id)
+        yield from _but(harmed, _columns(part, Identified))
     for journal in files.journals:
         for line in _lines(journal.file):
             if is_whole(line):
                 yield _id.decode(plain(line))
 
 
-def id_hash(own: Id) -> int:
+def id_hash(own: Identified) -> int:
     """64 bits that stand for an id."""
     return int(xxhash.xxh3_64_intdigest(f"{own.key}\0{own.sample}\0{own.turn}".encode("utf-8", "surrogatepass")))
 
@@ -308,7 +338,7 @@ def _push(heap: list[tuple[Place, int, Aged, Iterator[Aged]]], number: int, stre
 
 
 def _first_row(part: Path) -> int:
-    with _opened(part) as file:
+    with opened(part) as file:
         column = file.schema_arrow.get_field_index("row")
         statistics = file.metadata.row_group(0).column(column).statistics
         return int(statistics.min)
@@ -338,7 +368,7 @@ def _part_stream(part: Path) -> Iterator[Aged]:
 
 def part_records(part: Path) -> Iterator[Record]:
     """The records of a sealed file, in its order."""
-    with _opened(part) as file:
+    with opened(part) as file:
         for batch in file.iter_batches(batch_size=FEW, columns=list(Record.__struct_fields__)):
             yield from map(from_row, batch.to_pylist())
 

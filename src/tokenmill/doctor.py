@@ -18,6 +18,7 @@ from tokenmill.checks.draft import check_draft
 from tokenmill.checks.engine import check_engine
 from tokenmill.checks.gpus import check_gpus
 from tokenmill.checks.model import check_model
+from tokenmill.checks.notify import check_notify
 from tokenmill.checks.output import check_output
 from tokenmill.checks.places import check_places
 from tokenmill.checks.ports import check_ports
@@ -27,6 +28,7 @@ from tokenmill.config import Config
 from tokenmill.errors import PreflightError, TokenmillError, UsageError, boundary
 from tokenmill.events import EventLog
 from tokenmill.folder import RunFolder, ServerEntry
+from tokenmill.steps import Meter, Tell
 
 Check = Callable[[Context], Iterator[Finding]]
 
@@ -39,6 +41,7 @@ CHECKS: dict[str, Check] = {
     "engine": check_engine,
     "gpus": check_gpus,
     "ports": check_ports,
+    "notify": check_notify,
     "capacity": check_capacity,
     "prompts": check_prompts,  # last: it loads a tokenizer
 }
@@ -96,6 +99,7 @@ def examine(
     *,
     checks: dict[str, Check] | None = None,
     deadline_s: float = DEADLINE_S,
+    tell: Tell = lambda text: None,
 ) -> list[Finding]:
     """All findings, check by check; a check that is skipped leaves none. Returns within the deadline."""
     wanted = CHECKS if checks is None else checks
@@ -103,13 +107,16 @@ def examine(
         raise UsageError(f"--skip {strange[0]}: there is no such check", fix=f"one of {', '.join(CHECKS)}")
     end = time.monotonic() + deadline_s
     turn_s = min(TURN_S, deadline_s / max(1, len(wanted)))
-    begun = []
-    for name, check in wanted.items():
-        if name not in skip:
-            begun.append(_Running(name, check, context))
-            begun[-1].done.wait(turn_s)
-    for running in begun:
-        running.done.wait(max(0.0, end - time.monotonic()))
+    begun: list[_Running] = []
+    with Meter(tell, "doctor:", total=len(wanted), unit="checks") as meter:
+        for name, check in wanted.items():
+            if name not in skip:
+                meter.at(sum(running.done.is_set() for running in begun), name)
+                begun.append(_Running(name, check, context))
+                begun[-1].done.wait(turn_s)
+        for running in begun:
+            meter.at(sum(other.done.is_set() for other in begun), running.name)
+            running.done.wait(max(0.0, end - time.monotonic()))
     return [finding for running in begun for finding in running.told()]
 
 
@@ -136,10 +143,16 @@ def refuse(findings: list[Finding]) -> None:
 
 
 async def preflight(
-    config: Config, folder: RunFolder, living: list[ServerEntry], log: EventLog, skip: tuple[str, ...] = ()
+    config: Config,
+    folder: RunFolder,
+    living: list[ServerEntry],
+    log: EventLog,
+    skip: tuple[str, ...] = (),
+    tell: Tell = lambda text: None,
 ) -> None:
     """The doctor's findings, told; raises PreflightError where one of them is a `fail`."""
-    findings = await asyncio.to_thread(examine, Context(config, folder, living, thorough=False), skip)
+    context = Context(config, folder, living, thorough=False)
+    findings = await asyncio.to_thread(examine, context, skip, tell=tell)
     for finding in findings:
         if finding.level in ("warn", "unknown"):
             log.say("doctor", f"{finding.check}: {finding.message}", "warn", finding.fix)

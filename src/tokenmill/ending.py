@@ -37,9 +37,11 @@ class HeldPort:
 @dataclass(frozen=True, slots=True)
 class Ending:
     """What is left of a server after its end: processes that cannot be ended, ports, cards' memory; `left` says it in
-    words, empty where all came back. `removed` are the segments of shared memory that its dead processes had left."""
+    words, empty where all came back. `removed` are the segments of shared memory that its dead processes had left.
+    `others` says, in words, what strangers have taken of its cards meanwhile."""
 
     left: str = ""
+    others: str = ""
     pids: tuple[ProcessId, ...] = ()
     ports: tuple[HeldPort, ...] = ()
     memory: tuple[Held, ...] = ()
@@ -73,14 +75,16 @@ async def end_server(
     members = await reading(lambda: group.look(entry.processes).all, ())
     left = await group.end(entry.processes, grace_s=grace_s, verify_s=verify_s)
     if left:
-        return Ending(await _words(pids=left), left)
+        return Ending(await _words(pids=left), pids=left)
     deadline = loop.time() + verify_s
     await reading(lambda: remove_tmp(run, entry.index), None)
     dead = {*entry.members, *members, entry.process}
     removed = await reading(lambda: shm.remove(entry.segments, dead, sensors.shm), ())
     held = await reading(lambda: held_ports(entry), ())
-    memory = await _memory(entry, sensors.cards, deadline)
-    return Ending(await _words(held=held, memory=memory), (), held, memory, removed)
+    found = await _memory(entry, sensors.cards, deadline)
+    memory = tuple(each for each in found if not each.others)
+    others = await _words(memory=[each for each in found if each.others])
+    return Ending(await _words(held=held, memory=memory), others, (), held, memory, removed)
 
 
 async def _words(*, pids: Sequence[ProcessId] = (), held: Sequence[HeldPort] = (), memory: Sequence[Held] = ()) -> str:
@@ -108,10 +112,10 @@ def remove_tmp(run: Path, index: int) -> None:
 
 
 async def _memory(entry: ServerEntry, cards: Cards, deadline: float) -> tuple[Held, ...]:
-    """What its cards still hold, once that is all it took or the time is over."""
+    """What its cards still hold, once nothing of it can be the server's own or the time is over."""
     loop = asyncio.get_running_loop()
     while held := await reading(lambda: cards.unreturned(entry.cards, entry.index, entry.gpu_bases), ()):
-        if loop.time() >= deadline:
+        if all(each.others for each in held) or loop.time() >= deadline:
             break
         await asyncio.sleep(MEMORY_POLL_S)
     cards.leave(entry.cards, entry.index)

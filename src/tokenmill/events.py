@@ -4,9 +4,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
+
+from tokenmill import linefile
+
+QUIET_KINDS = frozenset({"state"})
+"""Events that repeat, for programs, what a screen shows or another event tells in words."""
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -20,6 +24,12 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     fix: str = ""
     lines: tuple[str, ...] = ()
 
+    @property
+    def change(self) -> tuple[str, str] | None:
+        """A server's state before and after; None where the event is of something else."""
+        before, arrow, after = self.text.partition(" → ")
+        return (before, after) if self.kind == "state" and arrow else None
+
 
 _decode = msgspec.json.Decoder(Event)
 
@@ -32,30 +42,18 @@ class EventLog:
 
     def __init__(self, path: Path, shown: Callable[[Event], None] = lambda event: None) -> None:
         self._path = path
-        self._whole = False
         self._shown = shown
 
     def add(self, event: Event) -> None:
         """Shows an event and writes it down."""
         self._shown(event)
         try:
-            with self._path.open("ab+") as out:
-                torn = not self._whole and _ends_torn(out)
-                self._whole = True
-                out.write(b"\n" * torn + msgspec.json.encode(event) + b"\n")
+            linefile.append(self._path, msgspec.json.encode(event))
         except OSError:
             pass
 
     def say(self, kind: str, text: str, level: str = "info", fix: str = "") -> None:
         self.add(Event(now(), kind, text, "", level, fix))
-
-
-def _ends_torn(file: BinaryIO) -> bool:
-    """Whether a death left half a line at the end: our first event must not be glued to it."""
-    if file.seek(0, 2) == 0:
-        return False
-    file.seek(-1, 2)
-    return file.read(1) != b"\n"
 
 
 def now() -> float:
@@ -73,18 +71,32 @@ def from_thread(told: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def read(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
-    """Whole events from a byte offset on, each with the offset behind it; a line being written is left for later."""
+    """Events from a byte offset on, each with the offset behind it."""
+    return linefile.read(path, _decode, start)
+
+
+def last(
+    path: Path,
+    count: int | None,
+    end: int | None = None,
+    *,
+    since: float = 0.0,
+    wanted: Callable[[Event], bool] = lambda event: True,
+) -> list[Event]:
+    """The last `count` events before byte `end` that are wanted, oldest first. Reads from the end, as far as needed."""
+    found: list[Event] = []
     try:
-        data = path.open("rb")
+        file = path.open("rb")
     except OSError:
-        return
-    with data:
-        data.seek(start)
-        for line in data:
-            if not line.endswith(b"\n"):
-                return
-            start += len(line)
+        return found
+    with file:
+        for line, _ in linefile.backwards(file, end):
             try:
-                yield _decode.decode(line), start
+                event = _decode.decode(line)
             except msgspec.DecodeError:
                 continue
+            if event.t < since or len(found) == count:
+                break
+            if line.endswith(b"\n") and wanted(event):
+                found.append(event)
+    return found[::-1]

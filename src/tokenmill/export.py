@@ -3,9 +3,8 @@ written aside, re-read and counted, synced, renamed.
 """
 
 import shlex
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import get_args
@@ -21,15 +20,11 @@ from tokenmill.errors import StoreError, UsageError
 from tokenmill.folder import RunFolder
 from tokenmill.formats.base import CUT, SPLITS, Format, Split
 from tokenmill.sieve import Choice, Sieve, Tally, split_of
+from tokenmill.steps import Tell, counted
 from tokenmill.tokens.filling import Filling
-
-TELL_EVERY_S = 10.0
-"""Between two lines of progress: 900,000 rows take minutes."""
 
 MANY = 100_000
 """Rows whose reading back takes so long that it is told."""
-
-Tell = Callable[[str], None]
 
 ALL = Choice()
 """All accepted records, as they are."""
@@ -92,7 +87,7 @@ def export(
         raise UsageError(f"{name} holds text, and needs no token ids", fix="leave --retokenise out")
 
     def stored(done: str) -> Iterator[Record]:
-        found = _told(dataset.records(folder.data), tell, done)
+        found = counted(dataset.records(folder.data), tell, done)
         return found if filling is None else filling.fill(found)
 
     with outfolder.made(out) as aside:
@@ -183,15 +178,6 @@ class _Spool:
         """All of them, in the order they came."""
         self._file.seek(0)
         yield from map(msgspec.json.Decoder(Record).decode, self._file)
-
-
-def _told(records: Iterable[Record], tell: Tell, done: str) -> Iterator[Record]:
-    last = time.monotonic()
-    for number, record in enumerate(records):
-        if number % 256 == 0 and time.monotonic() - last >= TELL_EVERY_S:
-            last = time.monotonic()
-            tell(f"{number:,} records {done}")
-        yield record
 
 
 def _counted(names: Counter[str]) -> str:

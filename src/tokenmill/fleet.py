@@ -14,8 +14,8 @@ from tokenmill.core.server import FailureKind, State
 from tokenmill.core.surroundings import Surroundings
 from tokenmill.errors import GateError, NoServerError
 from tokenmill.folder import RunFolder
+from tokenmill.plain import duration
 from tokenmill.supervise import Supervisor
-from tokenmill.view import duration
 
 Say = Callable[[str, str, str, str], None]
 """Kind, text, level, fix of an event of the node's own."""

@@ -3,7 +3,7 @@
     config.toml    as resolved, secrets out        state.json     owner and servers: enough to adopt or to end them
     status.json    what `status` shows             events.jsonl   all that happened, append-only
     run.log        what a terminal would have seen  history.jsonl  the run in numbers, every ten seconds
-    logs/          each server's own output
+    logs/          each server's own output        environment.jsonl  what it ran on
     data/          the store's                     report.html, report.json
 
 The lock is an flock on `.lock`: the kernel frees it however its owner dies.
@@ -101,6 +101,7 @@ class RunFolder:
         self.status_file = path / "status.json"
         self.events = path / "events.jsonl"
         self.history = path / "history.jsonl"
+        self.environment = path / "environment.jsonl"
         self.run_log = path / "run.log"
         self.data = path / "data"
         self.logs = path / "logs"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from tokenmill import linefile
 from tokenmill.core.status import RunStatus
 
 EVERY_S = 10.0
@@ -64,7 +65,7 @@ def moment(status: RunStatus) -> Moment:
         labels=status.labels,
         servers=tuple(
             ServerMoment(
-                f"{server.node}/{server.index}" if server.node else str(server.index),
+                server.name,
                 server.state,
                 server.in_flight,
                 server.capacity,
@@ -92,8 +93,7 @@ class History:
             return
         self._state, self._due = status.state, time.monotonic() + self._every_s
         try:
-            with self._path.open("ab") as out:
-                out.write(b"\n" * (out.tell() > 0) + msgspec.json.encode(moment(status)))
+            linefile.append(self._path, msgspec.json.encode(moment(status)))
         except OSError:
             pass  # the store says it if the disk is full
 
@@ -102,24 +102,40 @@ _decode = msgspec.json.Decoder(Moment)
 
 
 def read(path: Path, start: int = 0) -> Iterator[tuple[Moment, int]]:
-    """Moments from a byte offset on, each with the offset behind it; torn lines are skipped."""
-    try:
-        data = path.open("rb")
-    except OSError:
-        return
-    with data:
-        data.seek(start)
-        for line in data:
-            start += len(line)
-            if line.strip():
-                try:
-                    yield _decode.decode(line), start
-                except msgspec.DecodeError:
-                    continue
+    """Moments from a byte offset on, each with the offset behind it."""
+    return linefile.read(path, _decode, start)
+
+
+class Thinned:
+    """Of many moments at most `points` and at least half as many, evenly by line; the newest is always among them."""
+
+    def __init__(self, points: int = 600) -> None:
+        self._points = points
+        self._step = 1
+        self._seen = 0
+        self._kept: list[Moment] = []
+        self._newest: Moment | None = None
+
+    def add(self, moment: Moment) -> None:
+        """Takes in the next moment."""
+        self._newest = moment
+        if self._seen % self._step == 0:
+            self._kept.append(moment)
+            if len(self._kept) >= self._points:
+                self._kept = self._kept[::2]
+                self._step *= 2
+        self._seen += 1
+
+    def moments(self) -> list[Moment]:
+        """In their order."""
+        if self._newest is None or self._newest is self._kept[-1]:
+            return list(self._kept)
+        return [*self._kept, self._newest]
 
 
 def thinned(path: Path, points: int = 600) -> list[Moment]:
-    """All of a run in about `points` moments, evenly by line; the newest is always among them. For charts."""
-    found = [moment for moment, _ in read(path)]
-    step = max(1, -(-len(found) // points))
-    return found[::-1][::step][::-1]
+    """All of a run in at most `points` moments, for charts."""
+    found = Thinned(points)
+    for moment, _ in read(path):
+        found.add(moment)
+    return found.moments()

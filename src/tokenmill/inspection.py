@@ -20,14 +20,13 @@ from tokenmill.inspecting.shapes import SHAPES, Bad
 from tokenmill.inspecting.tally import Tally
 from tokenmill.inspecting.trainer import Trainer
 from tokenmill.inspecting.verdict import Inspection, conclude, reasons
+from tokenmill.plain import speed
 from tokenmill.rows import files
 from tokenmill.servers import folder_of
-
-TELL_AFTER_S, TELL_EVERY_S = 2.0, 10.0
-"""Short enough to show that it works, long enough not to fill a screen."""
+from tokenmill.steps import Meter, Tell
 
 TELL_ROWS = 256
-"""Rows between two looks at the clock."""
+"""Rows between two looks at the verdict so far."""
 
 BATCH = 64
 """Rows measured at once: a tokenizer uses as many cores, and 64 rows of 8,000 tokens are 6 MB."""
@@ -39,7 +38,7 @@ Measured = Iterator[tuple[Found, int]]
 """What a row shows, and its bytes."""
 
 
-def inspect_any(data: Path, model: Path | None, tell: Callable[[str], None]) -> Inspection:
+def inspect_any(data: Path, model: Path | None, tell: Tell) -> Inspection:
     """As on the command line: a run may be named by its config, and is judged by its own rules."""
     data = folder_of(data).path if data.suffix == ".toml" else data
     config = RunFolder(data).config
@@ -52,7 +51,7 @@ def inspect(
     rules: Rules | None = None,
     *,
     model: Path | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    tell: Tell = lambda text: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Inspection:
     """Reads all rows once. `model` is a folder with a tokenizer; `tell` hears how far it is.
@@ -62,25 +61,23 @@ def inspect(
     tally = Tally(rules or Rules())
     trainer = Trainer(model) if model else None
     marked = trainer.marked if trainer else None
-    began = clock()
-    due, volume = began + TELL_AFTER_S, 0
-    for found, size in _found(path, tally.rules, trainer):
-        tally.add(found)
-        volume += size
-        if tally.rows % TELL_ROWS == 0 and (now := clock()) >= due:
-            due = now + TELL_EVERY_S
-            tell(_so_far(tally, volume, now - began, marked))
+    began, volume = clock(), 0
+    with Meter(tell, "read", unit="rows", clock=clock) as meter:
+        for found, size in _found(path, tally.rules, trainer):
+            tally.add(found)
+            volume += size
+            if tally.rows % TELL_ROWS == 0 and meter.due:
+                meter.at(tally.rows, _so_far(tally, volume, clock() - began, marked))
     if not tally.rows:
         raise UsageError(f"{path} holds no row")
     return conclude(tally, marked)
 
 
 def _so_far(tally: Tally, volume: int, seconds: float, marked: bool | None) -> str:
-    rate = f"{tally.rows:,} rows, {tally.rows / seconds:,.0f} rows/s"
-    if volume:
-        rate += f", {volume / seconds / 1e6:,.0f} MB/s"
+    """Of all that was read: bytes a second, where a file is read, and what it would fail of."""
+    rate = speed(volume / max(seconds, 1e-9)) if volume else ""
     worst = next((reason.text for reason in reasons(tally, marked) if reason.level == "fail"), "")
-    return f"{rate}; it fails so far: {worst}" if worst else rate
+    return "; ".join(filter(None, (rate, worst and f"it fails so far: {worst}")))
 
 
 def _found(path: Path, rules: Rules, trainer: Trainer | None) -> Measured:

@@ -75,7 +75,7 @@ async def end(
         if ending.pids:
             log.say("down", f"server {entry.index} {ending.left}", "error")
         else:
-            words = "; ".join(filter(None, (f"server {entry.index} ended: {was}", ending.left)))
+            words = "; ".join(filter(None, (f"server {entry.index} ended: {was}", ending.left, ending.others)))
             log.say("down", words, "warn" if ending.left else "info")
         return bool(ending.pids)
 

@@ -5,13 +5,14 @@ A life only reports: what it sees becomes events for core/lifecycle, which decid
 
 import asyncio
 import dataclasses
+import errno
 import subprocess
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tokenmill import launch
+from tokenmill import launch, occupied
 from tokenmill.attempt import Lane
 from tokenmill.canary import Canary, Passed
 from tokenmill.client import Client
@@ -52,6 +53,9 @@ ADOPTED_WIDTH = 4
 
 ODD_ANSWERS = 3
 """Pages of our own server that name another one, before they are believed."""
+
+HOLDER_S = 2.0
+"""Between two looks at who listens on a port that gives no page: each reads the descriptors of all processes."""
 
 SAID = 200
 """Characters of a page's refusal that are shown."""
@@ -99,6 +103,8 @@ class Life:
         self._began = time.monotonic()
         self._silence = ""
         self._odd_answers = 0
+        self._listens = self._accepted = False
+        self._looked_at = float("-inf")
         self.said = ""
 
     def _signs_of(self, entry: ServerEntry, note: Callable[[ServerEntry], None], *, fresh: bool) -> Signs:
@@ -173,9 +179,15 @@ class Life:
             self._post(core.Failed(await self._explained(failure)))
 
     async def _explained(self, failure: Failure) -> Failure:
-        """What a restart could not mend may be a mount that is away: then it is waited for."""
+        """What a restart could not mend may be a mount that is away, what lacked memory a card that another has taken:
+        then it is waited for."""
         if failure.restart is not core.Restart.NEVER:
-            return failure
+            entry, cards = self.entry, self.job.sensors.cards
+            if entry is None:
+                return failure
+            ours = {entry.process.pid, *(each.pid for each in entry.members)}
+            told = lambda: occupied.explain(failure, ours, cards, entry.cards, entry.gpu_bases)  # noqa: E731
+            return await reading(told, failure)
         needed = [Path(self.spec.python), *([self.job.staged.path] if self.job.staged.path else [])]
         away = await reading(lambda: reach.unreadable(needed), "")
         return dataclasses.replace(failure, kind=FailureKind.STORAGE, cause=away, fix="") if away else failure
@@ -222,21 +234,23 @@ class Life:
         except RequestError as error:
             self._silence = str(error)
             answered = error.__cause__ is None and not isinstance(error, LateError)  # with a status
+            self._accepted = getattr(error.__cause__, "errno", None) != errno.ECONNREFUSED
             self.said = self._silence.partition("\n")[0][:SAID] if answered else ""
             return None
 
     async def _probe_identity(self) -> None:
         page = await self._ask(self.job.engine.probes(self.spec).identity, IDENTITY_TIMEOUT_S)
-        if page is None:
+        if page is None and (self.entry is None or not self._may_be_taken()):
             self._note_silence()
             return
-        stranger = self.job.engine.stranger(self.spec, page)
+        stranger = "" if page is None else self.job.engine.stranger(self.spec, page)
         if self.entry is None:
             failure = Failure(FailureKind.CONFIG, f"{self.address} is {stranger}", "see engine.addresses")
             self._post(core.Failed(failure) if stranger else core.Answered())
             return
         port, own = self.spec.port, self.entry.processes
         holder = await reading(lambda: _holder(port, own), None)
+        self._listens = holder == ""
         if holder or (stranger and holder is None):
             taken = f"port {self.spec.port} is taken by {holder or 'another process'}"
             cause = f"{taken}: {stranger}" if stranger else taken
@@ -248,8 +262,17 @@ class Life:
             page_name = self.job.engine.probes(self.spec).identity
             fix = f"curl http://{self.spec.host}:{self.spec.port}{page_name}   while it runs; see model.name"
             self._post(core.Failed(Failure(FailureKind.CONFIG, f"it answers as {stranger}", fix)))
-        else:
+        elif page is not None:
             self._post(core.Answered())
+
+    def _may_be_taken(self) -> bool:
+        """Whether a server that gives no page may not be ours: something listens on its port, and nobody has looked
+        lately who it is. With that port it cannot succeed, and some engines would say nothing until they are ended."""
+        now = time.monotonic()
+        if self._listens or not self._accepted or now - self._looked_at < HOLDER_S:
+            return False
+        self._looked_at = now
+        return True
 
     def _note_silence(self) -> None:
         """Somebody else's server that does not answer: no exit and no log will ever say why."""

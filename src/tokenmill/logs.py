@@ -13,6 +13,7 @@ from typing import BinaryIO, TextIO
 
 from tokenmill.errors import UsageError
 from tokenmill.folder import RunFolder
+from tokenmill.untrusted import coloured, harmless
 
 LOOK_S = 0.25
 """Between two looks at a log that is followed."""
@@ -166,7 +167,9 @@ def reader_gone(stream: TextIO) -> Callable[[], bool]:
 
 
 def shown(number: int, line: str, stream: TextIO) -> str:
-    """A line with its server's number in front, coloured on a terminal."""
-    coloured = stream.isatty() and not os.environ.get("NO_COLOR")
-    front = f"\033[{COLOURS[number % len(COLOURS)]}m[{number}]\033[0m" if coloured else f"[{number}]"
-    return f"{front} {line}"
+    """A line with its server's number in front, as it is; on a terminal coloured, and without what else that obeys."""
+    if not stream.isatty():
+        return f"[{number}] {line}"
+    if os.environ.get("NO_COLOR"):
+        return f"[{number}] {harmless(line)}"
+    return f"\033[{COLOURS[number % len(COLOURS)]}m[{number}]\033[0m {coloured(line)}"

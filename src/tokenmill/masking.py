@@ -20,6 +20,13 @@ def mask_url(text: str) -> str:
     return _USERINFO.sub(rf"\1{MASK}@", text)
 
 
+def mask_path(url: str) -> str:
+    """An address of which no more than the host is known: a webhook's path is its key."""
+    scheme, separator, rest = mask_url(url).partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.partition('?')[0]}{slash}{MASK if path else ''}"
+
+
 def mask_env(env: Mapping[str, str]) -> dict[str, str]:
     return {name: MASK if is_secret(name) else mask_url(value) for name, value in env.items()}
 

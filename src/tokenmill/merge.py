@@ -25,10 +25,10 @@ from tokenmill.core.status import PromptCounts, RunStatus
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.events import EventLog, now
 from tokenmill.folder import RunFolder
+from tokenmill.plain import duration
 from tokenmill.servers import folder_of
 from tokenmill.settings import Settings
 from tokenmill.shards import Shard, Stored
-from tokenmill.view import duration
 
 TELL_EVERY_S = 10.0
 """Between two lines of progress: 900,000 rows take minutes."""
@@ -83,7 +83,7 @@ def merge(paths: Sequence[Path], out: Path, tell: Tell) -> Merged:
         with outfolder.made(out) as aside:
             counts = _build(RunFolder(aside), config, opened, stored, tell)
     tell("the report is written")
-    report.write(RunFolder(out), rules_of(config), counts.total)
+    report.write(RunFolder(out), report.Ending("done", counts.total), tell)
     return Merged(str(out), _parts(opened, stored), opened[0].asked.rows, counts, sum(stored.superseded), differs)
 
 
@@ -201,7 +201,7 @@ def _read_back(
     verdicts: Counter[Verdict] = Counter()
     labels: Counter[str] = Counter()
     tokens = 0
-    for number, brief in enumerate(dataset.current(folder.data)):
+    for number, brief in enumerate(dataset.current(folder.data, dataset.Brief)):
         verdict, found = judge.judged(brief, rules)
         verdicts[verdict] += 1
         labels.update(found)

@@ -36,6 +36,7 @@ from tokenmill.render import Renderer, renderer_for
 from tokenmill.settings import sampling
 from tokenmill.stage import stage
 from tokenmill.staging.staged import Staged
+from tokenmill.steps import Told
 from tokenmill.supervise import Supervisor
 from tokenmill.tuning import Tuning
 
@@ -87,13 +88,15 @@ class LocalNode:
         self._grace_s: float | None = None
         self._keep = False
         self._tokens = 0
+        self._told: Told | None = None
 
     async def prepare(self) -> None:
         """Stages the model, loads the tokenizer, finds the places; raises PreflightError, StoppedError."""
         config = self.config
         engine: Engine = plugins.load("engines", config.engine.kind)()
-        told = from_thread(lambda text: self._say("stage", text))
+        told = self._told = Told(from_thread(lambda text: self._say("stage", text)))
         staged = self._staged = await asyncio.to_thread(stage, config, told, self._stopping.is_set)
+        told.step = None
         model = staged.path
         python = launch.python_of(config)
         version = await asyncio.to_thread(launch.engine_version, config, engine)
@@ -237,6 +240,7 @@ class LocalNode:
             credits=self._credits(),
             tokens=self._tokens,
             findings=self._auditor.findings if self._auditor else (),
+            step=self._told.step if self._told else None,
         )
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:

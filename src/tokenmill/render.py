@@ -183,7 +183,7 @@ class Vocabulary:
     def __init__(self, tokenizer: Any) -> None:
         self.specials: frozenset[str] = frozenset(tokenizer.get_added_vocab())
         self._tokenizer = tokenizer
-        self._size = len(tokenizer)
+        self._size = size_of(tokenizer)
 
     def spell(self, ids: msgspec.Raw) -> str:
         """Raises PluginError for ids that are none of its own: a tokenizer would pass over them without a word."""
@@ -192,6 +192,11 @@ class Vocabulary:
             if any(not 0 <= number < self._size for number in numbers):
                 raise ValueError(f"ids up to {max(numbers)} in a vocabulary of {self._size}")
             return str(self._tokenizer.decode(numbers, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def size_of(tokenizer: Any) -> int:
+    """The ids of a tokenizer end below this. Its length is less where numbers are left out."""
+    return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
 
 def load_tokenizer(model: Path) -> Any:

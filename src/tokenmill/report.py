@@ -1,292 +1,208 @@
-"""report.html and report.json: what a run made, for someone who was not there. One self-contained page, no script.
+"""report.html and report.json: what a run made and how it went, for someone who was not there (docs/report.md).
 
-Everything is read from the run folder, so that the report of a finished, stopped or killed run can be written anew.
+Everything is read from the run folder, so that the report of any run can be written anew, while it goes on or after it
+was damaged: what is missing is told on the page.
 """
 
+import shlex
 import time
-from array import array
-from collections import Counter
 from collections.abc import Sequence
-from itertools import islice, pairwise
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
 
-from tokenmill import __version__, dataset, events, settings
-from tokenmill.core import judge
-from tokenmill.core.audit import FindingKind
-from tokenmill.core.judge import Rules, Verdict
-from tokenmill.core.records import Record
-from tokenmill.dataset import Brief
+from tokenmill import __version__
+from tokenmill.core.records import PROMPT_FAULTS
+from tokenmill.core.status import ENDED
 from tokenmill.errors import StoreError
-from tokenmill.export import suggestion
 from tokenmill.folder import RunFolder, write_aside
-from tokenmill.settings import Settings
-from tokenmill.view import duration
+from tokenmill.reporting import captions, course, examples, figures
+from tokenmill.reporting.answer import Report, Step
+from tokenmill.reporting.clock import Clock
+from tokenmill.reporting.columns import FAILED
+from tokenmill.reporting.course import Course
+from tokenmill.reporting.figures import Counts, LabelCount, Masks, Outlier, ServerFigures
+from tokenmill.reporting.gather import Gathered, gather
+from tokenmill.reporting.page import render
+from tokenmill.steps import Tell
 
-EXAMPLE_CHARS = 2000
-EXAMPLES, EXAMPLES_FROM = 3, 1000
-"""Examples of each kind, and the records among which they are looked for."""
-
-FINDINGS = frozenset(kind.value for kind in FindingKind)
-
-WARNINGS = 50
-"""The last ones: a page of them, and what ended the run is among them."""
-
-
-class Bin(msgspec.Struct, frozen=True):
-    """`range` in tokens; `share` in percent of the largest bin."""
-
-    range: str
-    count: int
-    share: float
+LITTLE = 0.005
+"""A share of bad completions below this is no news."""
 
 
-class Histogram(msgspec.Struct, frozen=True):
-    title: str
-    bins: list[Bin]
+NEVERTHELESS = "to go on nevertheless: "
+"""Before the command, in what the gate says (explain.py)."""
 
 
-class Example(msgspec.Struct, frozen=True):
-    key: str
-    labels: list[str]
-    prompt: str
-    reasoning: str
-    answer: str
-    error: str
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run stands: its state, the completions asked for (None where nobody knows), what ended it in its own words,
+    and the command that goes on."""
+
+    state: str
+    total: int | None
+    trouble: str = ""
+    command: str = "tokenmill run CONFIG"
 
 
-class ServerRow(msgspec.Struct):
-    """A server's share of the run; `seconds` are those of its requests, one by one."""
-
-    name: str
-    completions: int = 0
-    tokens: int = 0
-    rejected: int = 0
-    seconds: float = 0.0
-
-    @property
-    def rate(self) -> str:
-        return f"{self.tokens / self.seconds:,.0f}" if self.seconds else "–"
-
-
-class FindingRow(msgspec.Struct):
-    """What the watch found of a server; `ended` is empty where it held to the end. See core/audit.py for the kinds."""
-
-    kind: str
-    server: str
-    text: str
-    fix: str
-    began: str
-    ended: str = ""
-
-
-class Report(msgspec.Struct, frozen=True):
-    """`numbers` are name and value as shown; `verdict` is one sentence, `good` what it says."""
-
-    run: str
-    date: str
-    version: str
-    verdict: str
-    good: bool
-    numbers: list[tuple[str, str]]
-    labels: list[tuple[str, int, str]]
-    histograms: list[Histogram]
-    servers: list[ServerRow]
-    findings: list[FindingRow]
-    warnings: list[str]
-    examples: list[Example]
-    settings: str
-    config: str
-    next: str
-
-
-def write(folder: RunFolder, rules: Rules, total: int, trouble: str = "") -> Path:
-    """Writes both files; returns the page. `total` are the completions asked for, `trouble` what ended the run.
-
-    Raises StoreError.
-    """
-    report = build(folder, rules, total, trouble)
-    from jinja2 import Environment, PackageLoader, select_autoescape
-
+def write(folder: RunFolder, ending: Ending, tell: Tell = lambda text: None) -> Path:
+    """Writes both files; returns the page. Raises StoreError where they cannot be written."""
     path = folder.path / "report.html"
-    environment = Environment(loader=PackageLoader("tokenmill", "data"), autoescape=select_autoescape(default=True))
-    page = environment.get_template("report.html.j2").render(report=report)
+    report, clock = build(folder, ending, tell)
     try:
         write_aside(path.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(report), indent=1))
-        write_aside(path, page.encode("utf-8", "replace"))
+        write_aside(path, render(report, clock).encode("utf-8", "replace"))
     except OSError as error:
         raise StoreError(f"{path} could not be written: {error.strerror}", fix=f"df -h {path.parent}") from error
     return path
 
 
-def build(folder: RunFolder, rules: Rules, total: int, trouble: str = "") -> Report:
-    """Reads the run once, as a stream, without texts and ids; these only of a few examples."""
-    tally = _Tally(rules)
-    for brief in dataset.current(folder.data):
-        tally.add(brief)
-    ended = sum(tally.verdicts.values())
-    accepted = tally.verdicts[Verdict.ACCEPTED]
-    command = suggestion(folder)
-    if trouble:
-        verdict = f"Stopped: {trouble.splitlines()[0]}"
-    elif ended < total or not total:
-        verdict = f"Unfinished: {ended:,} of {total:,} completions have a record."
-        command = f"tokenmill run CONFIG   goes on\n{command}"
-    else:
-        verdict = f"Done: {accepted:,} of {total:,} completions are accepted, {_percent(accepted, total)}."
-    rows = settings.read(folder.data)
-    return Report(
+def build(folder: RunFolder, ending: Ending, tell: Tell = lambda text: None) -> tuple[Report, Clock]:
+    """Reads the records once, as a stream, without texts and ids; these only of a few examples."""
+    found = gather(folder, tell)
+    clock = found.clock()
+    rows = found.columns
+    counts = figures.counts(rows)
+    answered = rows.answered
+    names = [rows.servers[number] for number in figures.server_order(rows)]
+    went = course.course(rows, clock, names, found.history(), found.happened, found.signs())
+    labels = figures.labels(rows, found.rules.reject)
+    fleet = figures.servers(rows, clock.on_s)
+    outliers = figures.outliers(labels, fleet)
+    masks = figures.masks(rows)
+    kinds, has_ids = examples.kinds(found)
+    if ending.total is None:
+        found.unknown["status.json is missing or damaged: how many completions were asked for is not known"] = None
+    timed = rows.began > 0
+    thinking = answered & rows.thinking
+    known = bool(timed.any())
+    report = Report(
         run=folder.path.name,
-        date=time.strftime("%Y-%m-%d %H:%M"),
-        version=__version__,
-        verdict=verdict,
-        good=not trouble and 0 < total <= ended,
-        numbers=[*tally.numbers(total), *_made_with(tally.settings, rows)],
-        labels=[(name, count, _percent(count, ended)) for name, count in tally.labels.most_common()],
-        histograms=[
-            histogram("Tokens of the thought", tally.thought_tokens),
-            histogram("Tokens of the output (what a loss mask covers)", tally.output_tokens),
-        ],
-        servers=sorted(tally.servers.values(), key=lambda row: row.name),
-        findings=_findings(folder),
-        warnings=_warnings(folder),
-        examples=_examples(folder, rules),
-        settings=msgspec.json.format(msgspec.json.encode(rows), indent=1).decode(),
-        config=folder.config.read_text(encoding="utf-8") if folder.config.exists() else "",
-        next=command,
+        written=round(time.time(), 1),
+        tokenmill=__version__,
+        state=ending.state,
+        verdict=verdict(ending, counts),
+        good=not ending.trouble and ending.state == "done" and 0 < (ending.total or 0) <= _ended(counts),
+        trouble=ending.trouble,
+        notable=list(_notable(counts, labels, outliers, masks, went, fleet)),
+        unknown=list(found.unknown),
+        next=_next(found, ending, counts, has_ids),
+        asked=ending.total,
+        counts=counts,
+        began=float(rows.began[timed].min()) if known else None,
+        ended=float(rows.ended[timed].max()) if known else None,
+        on_s=round(clock.on_s, 1) if known else 0.0,
+        output_tokens=int(rows.output[answered].sum(dtype="int64")),
+        thought_tokens=int(rows.thought[thinking].sum(dtype="int64")),
+        finish_reasons=figures.finish_reasons(rows),
+        thought=figures.spread(rows.thought[thinking]),
+        answer=figures.spread((rows.output - rows.thought.clip(max=rows.output))[answered]),
+        prompt=figures.spread(rows.prompt[rows.verdict != FAILED]),
+        masks=masks,
+        labels=labels,
+        servers=fleet,
+        outliers=outliers,
+        limits=_limits(found),
+        course=went,
+        findings=found.notices.findings,
+        warnings=found.notices.rows,
+        warnings_left_out=found.notices.left_out,
+        examples=kinds,
+        environment=found.environments,
+        settings=found.settings,
+        config=found.config_text,
     )
+    return report, clock
 
 
-class _Tally:
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-        self.verdicts: Counter[Verdict] = Counter()
-        self.labels: Counter[str] = Counter()
-        self.finish: Counter[str] = Counter()
-        self.settings: Counter[str] = Counter()
-        self.servers: dict[str, ServerRow] = {}
-        self.thought_tokens = array("I")
-        self.output_tokens = array("I")
-        self.first, self.last = float("inf"), 0.0
-
-    def add(self, brief: Brief) -> None:
-        verdict, labels = judge.judged(brief, self.rules)
-        self.verdicts[verdict] += 1
-        self.labels.update(labels)
-        self.settings[brief.settings] += 1
-        if verdict is Verdict.FAILED:
-            return
-        self.finish[brief.finish_reason] += 1
-        self.output_tokens.append(brief.output_tokens)
-        if brief.thinking:
-            self.thought_tokens.append(brief.reasoning_tokens)
-        self.first, self.last = min(self.first, brief.started), max(self.last, brief.started + brief.seconds)
-        row = self.servers.setdefault(brief.server, ServerRow(brief.server))
-        row.completions += 1
-        row.tokens += brief.output_tokens
-        row.seconds += brief.seconds
-        row.rejected += verdict is Verdict.REJECTED
-
-    def numbers(self, total: int) -> list[tuple[str, str]]:
-        ended = sum(self.verdicts.values())
-        tokens = sum(self.output_tokens)
-        seconds = max(self.last - self.first, 0.001)
-        rows = [
-            ("completions asked for", f"{total:,}"),
-            ("accepted", f"{self.verdicts[Verdict.ACCEPTED]:,} ({_percent(self.verdicts[Verdict.ACCEPTED], ended)})"),
-            ("rejected", f"{self.verdicts[Verdict.REJECTED]:,} ({_percent(self.verdicts[Verdict.REJECTED], ended)})"),
-            ("failed", f"{self.verdicts[Verdict.FAILED]:,} ({_percent(self.verdicts[Verdict.FAILED], ended)})"),
-            ("output tokens", f"{tokens:,}"),
-        ]
-        if self.output_tokens:
-            rows += [
-                ("from the first request to the last answer", f"{duration(seconds)}, {tokens / seconds:,.0f} tokens/s"),
-                ("tokens of an output, p1 / p50 / p99", " / ".join(f"{q:,}" for q in quantiles(self.output_tokens))),
-                ("finish reasons", ", ".join(f"{name} {count:,}" for name, count in self.finish.most_common())),
-            ]
-        return rows
-
-
-def _made_with(counts: Counter[str], rows: Sequence[Settings]) -> list[tuple[str, str]]:
-    """Nothing where all records have the same settings."""
-    named = {row.id: settings.title(row) for row in rows}
-    told = (f"{named.get(name, name)}: {count:,}" for name, count in counts.most_common())
-    return [("records by settings", " · ".join(told))] if len(counts) > 1 else []
-
-
-def quantiles(values: Sequence[int]) -> list[int]:
-    """p1, p50 and p99."""
-    return [int(q) for q in np.percentile(np.array(values), [1, 50, 99])]
-
-
-def histogram(title: str, values: Sequence[int]) -> Histogram:
-    """Counts in bins whose bounds double: lengths of completions spread over orders of magnitude."""
-    bounds = [0, 16]
-    while len(values) and bounds[-1] <= max(values):
-        bounds.append(bounds[-1] * 2)
-    counts = np.histogram(np.array(values), bounds)[0].tolist()
-    top = max(counts, default=0) or 1
-    bins = zip(pairwise(bounds), counts, strict=True)
-    return Histogram(
-        title, [Bin(f"{low:,} – {high - 1:,}", count, round(100 * count / top, 1)) for (low, high), count in bins]
-    )
-
-
-def _examples(folder: RunFolder, rules: Rules) -> list[Example]:
-    """The first few accepted and the first few other records."""
-    good: list[Example] = []
-    bad: list[Example] = []
-    for record in islice(dataset.records(folder.data), EXAMPLES_FROM):
-        verdict, _ = judge.judged(record, rules)
-        chosen = good if verdict is Verdict.ACCEPTED else bad
-        if len(chosen) < EXAMPLES and "broken_off" not in record.labels:
-            chosen.append(_example(record))
-        if len(good) == len(bad) == EXAMPLES:
-            break
-    return [*bad, *good]
+def _ended(counts: Counts) -> int:
+    return counts.accepted + counts.rejected + counts.failed
 
 
 def _percent(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else "–"
+    return f"{part / whole:.1%}" if whole else "none"
 
 
-def _findings(folder: RunFolder) -> list[FindingRow]:
-    """What was told of each server, with its end where it has one: a finding is a pair of events."""
-    rows: list[FindingRow] = []
-    for event, _ in events.read(folder.events):
-        if event.kind not in FINDINGS:
-            continue
-        when = time.strftime("%m-%d %H:%M:%S", time.localtime(event.t))
-        if event.level == "warn":
-            rows.append(FindingRow(event.kind, event.server, event.text, event.fix, when))
-            continue
-        for row in rows:
-            if (row.kind, row.server, row.ended) == (event.kind, event.server, ""):
-                row.ended = when
-    return rows[-WARNINGS:]
+def verdict(ending: Ending, counts: Counts) -> str:
+    """The run in one sentence."""
+    ended, total = _ended(counts), ending.total
+    of = f"{ended:,} of {total:,} completions" if total is not None else f"{ended:,} completions"
+    accepted = f"{counts.accepted:,} of them accepted"
+    if ending.trouble:
+        return f"Stopped: {ending.trouble.splitlines()[0].removesuffix('.')}."
+    if not total and not ended:
+        return f"Empty ({ending.state}): no completion has been asked for."
+    if ending.state not in (*ENDED, "killed"):
+        return f"Going on ({ending.state}): {of} have ended so far, {accepted}."
+    if total is None:
+        return f"Of an unknown number, {of} have ended, {accepted}."
+    if ended < total:
+        how = "Killed" if ending.state == "killed" else "Unfinished"
+        return f"{how}: {of} have ended, {accepted}; {total - ended:,} are still to be asked for."
+    return f"Done: {counts.accepted:,} of {total:,} completions are accepted, {_percent(counts.accepted, total)}."
 
 
-def _warnings(folder: RunFolder) -> list[str]:
-    told = (event for event, _ in events.read(folder.events) if event.kind not in FINDINGS)
-    found = [event for event in told if event.level in ("warn", "error")]
-    return [f"{time.strftime('%m-%d %H:%M:%S', time.localtime(event.t))} {event.text}" for event in found[-WARNINGS:]]
+def _notable(
+    counts: Counts,
+    labels: Sequence[LabelCount],
+    outliers: Sequence[Outlier],
+    masks: Masks,
+    went: Course,
+    fleet: Sequence[ServerFigures],
+) -> list[str]:
+    """What a reader should know beside the verdict, a sentence each."""
+    ended = _ended(counts)
+    found = []
+    rejecting = [row for row in labels if row.rejects]
+    if counts.rejected:
+        most = f", mostly {rejecting[0].label} ({rejecting[0].count:,})" if rejecting else ""
+        found.append(f"Rejected: {counts.rejected:,}, {_percent(counts.rejected, ended)}{most}.")
+    cut = sum(row.count for row in labels if row.label.startswith("truncated"))
+    if cut > LITTLE * ended:
+        rejects = any(row.label.startswith("truncated") for row in rejecting)
+        counted = "which rejects them" if rejects else "and accepted all the same"
+        found.append(f"Cut off at their length, {counted}: {cut:,}, {_percent(cut, ended)}.")
+    if counts.failed:
+        prompts = ", ".join(f"{r.label} {r.count:,}" for r in labels if r.label in PROMPT_FAULTS)
+        sake = f"; by their prompts' fault: {prompts}" if prompts else ""
+        found.append(f"Failed: {counts.failed:,}, {_percent(counts.failed, ended)}{sake}.")
+    found += captions.outlying(outliers)
+    if went.losses:
+        found.append(captions.lost(went.losses, len(fleet)))
+    if any(clip.share >= LITTLE for clip in masks.clips):
+        found.append(captions.clipped(masks.clips))
+    return found
 
 
-def _example(record: Record) -> Example:
-    messages: Any = msgspec.json.decode(record.messages)
-    prompt = "" if not messages else "\n".join(f"{m.get('role')}: {m.get('content')}" for m in messages[-2:])
-    return Example(
-        key=record.key,
-        labels=list(record.labels),
-        prompt=_cut(prompt),
-        reasoning=_cut(record.reasoning),
-        answer=_cut(record.answer),
-        error=record.error,
-    )
+def _limits(found: Gathered) -> dict[str, float]:
+    """What the gate allows of a cohort, by the words of the charts."""
+    if found.config is None:
+        return {}
+    gate = found.config.gate
+    return {"rejected": gate.max_rejected, "cut off": gate.max_truncated, "failed": gate.max_failed}
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= EXAMPLE_CHARS else f"{text[:EXAMPLE_CHARS]} … ({len(text):,} characters)"
+def _next(found: Gathered, ending: Ending, counts: Counts, has_ids: bool | None) -> list[Step]:
+    """What to do with the run as it stands; the format is the one that the purpose wants and the records allow."""
+    run = shlex.quote(str(found.folder.path))
+    steps = []
+    if ending.state not in (*ENDED, "killed"):
+        steps.append(Step(f"tokenmill watch {run}", "follows it"))
+    elif ending.trouble or ending.total is None or _ended(counts) < ending.total:
+        _, told, command = ending.trouble.rpartition(NEVERTHELESS)
+        why = "goes on nevertheless, and asks for nothing twice" if told else "goes on where it stands"
+        steps.append(Step(command.strip() if told else ending.command, why))
+    if not counts.accepted:
+        return steps
+    steps.append(Step(f"tokenmill inspect {run}", "looks at every record as a trainer would"))
+    sft = found.config is not None and found.config.judge.purpose == "sft"
+    if sft:
+        steps.append(Step(f"tokenmill export {run} messages OUT", "the accepted ones for fine-tuning: TRL, Axolotl"))
+    elif has_ids is False:
+        why = "the accepted ones for SpecForge's own templates: the engine gave no token ids"
+        steps.append(Step(f"tokenmill export {run} specforge-chat OUT", why))
+    else:
+        why = "the accepted ones as token ids and loss mask, for a drafter"
+        steps.append(Step(f"tokenmill export {run} specforge OUT", why))
+    return steps

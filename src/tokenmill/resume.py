@@ -4,8 +4,6 @@ Everything that a run counts with comes from here, and from the files alone: not
 """
 
 import asyncio
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,7 @@ from tokenmill.core.records import Record
 from tokenmill.core.turns import why_broken_off
 from tokenmill.engines.base import Engine
 from tokenmill.errors import GuardError
-from tokenmill.events import EventLog, from_thread
+from tokenmill.events import EventLog
 from tokenmill.feed import Begun, Feed
 from tokenmill.folder import RunFolder
 from tokenmill.launch import engine_version
@@ -28,8 +26,7 @@ from tokenmill.ledger import Found, Ledger
 from tokenmill.prompts import key_hash
 from tokenmill.retry import Retry
 from tokenmill.settings import Settings
-
-TELL_EVERY_S = 2.0
+from tokenmill.steps import Meter, Tell, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +44,10 @@ class Accounts:
     retry: Retry | None = None
 
 
-async def resume(config: Config, folder: RunFolder, log: EventLog, words: tuple[str, ...] = ()) -> Accounts:
-    """`words` are those of --retry, none for the run itself. Raises GuardError where it would mix two datasets."""
-    told = from_thread(lambda text: log.say("stage", text))
+async def resume(config: Config, folder: RunFolder, log: EventLog, told: Tell, words: tuple[str, ...] = ()) -> Accounts:
+    """`told` may be told from any thread; `words` are those of --retry, none for the run itself.
+
+    Raises GuardError where going on would mix two datasets."""
     model = await asyncio.to_thread(stage.resolve, config, told) if config.model.path else None
     engine: Engine = plugins.load("engines", config.engine.kind)()
     version = await asyncio.to_thread(engine_version, config, engine)
@@ -62,20 +60,22 @@ async def resume(config: Config, folder: RunFolder, log: EventLog, words: tuple[
         log.say("store", told_of, "warn")
     path = Path(config.prompts.path)
     every_turn = config.generation.turns == "all"
-    scan = partial(prompts.scan, path, config.prompts.limit, _counting(log), every_turn=every_turn)
-    index = await asyncio.to_thread(scan)
+    with Meter(told, "reading prompts:", total=config.prompts.limit, unit="rows") as meter:
+        scan = partial(prompts.scan, path, config.prompts.limit, meter.at, every_turn=every_turn)
+        index = await asyncio.to_thread(scan)
     if index.duplicate_count:
         more = index.duplicate_count - len(index.duplicates)
         some = "; ".join(index.duplicates) + (f"; and {more:,} more" if more else "")
-        log.say("prompts", f"{index.duplicate_count:,} rows repeat an id: {some}", "warn")
+        log.say("prompts", f"{index.duplicate_count:,} rows repeat an id, and are called id~2, id~3 …: {some}", "warn")
     rules, gate = rules_of(config), Gate(limits_of(config))
     part, _, of = config.prompts.shard.partition("/")
     ledger = Ledger(index, config.generation.samples, (int(part), int(of)), again)
     stored = dataset.briefs(folder.data, lambda text: log.say("store", text, "warn"))
-    found = await asyncio.to_thread(ledger.load, stored, rules, gate)
+    found = await asyncio.to_thread(ledger.load, counted(stored, told, "reading what is stored:"), rules, gate)
     settings.guard_table(found.settings, recorded, folder.data)
     _guard_prompts(found, log)
-    await asyncio.to_thread(asked.keep, folder.data, asked.of(index, ledger, (int(part), int(of))))
+    if again is None:  # what a retry finds, such as a file that has grown, the run was not asked for
+        await asyncio.to_thread(asked.keep, folder.data, asked.of(index, ledger, (int(part), int(of))))
     feed = Feed(
         path,
         ledger,
@@ -102,7 +102,7 @@ def _tell(ledger: Ledger, found: Found, row: Settings, recorded: list[Settings],
             words = "sampling and seed are those of the older records: servers will mostly write the same again"
             log.say("retry", words, "warn", "--set generation.seed=…, or another temperature or max_tokens")
     else:
-        done = f", {counts.total - counts.pending:,} of them done" if found.rows else ""
+        done = f", {counts.done:,} of them done" if found.rows else ""
         whole = len(ledger.index) * ledger.samples
         part = f" (this shard's of {whole:,})" if counts.total < whole else ""
         log.say("run", f"{counts.total:,} completions asked for{part}{done}")
@@ -117,7 +117,9 @@ def _begun(data: Path, ledger: Ledger, rules: Rules) -> Begun:
     if not wanted:
         return {}
     found = {}
-    for record in dataset.some(data, lambda key, sample, turn: (key_hash(key), sample, turn) in wanted):
+    for record in dataset.picked(
+        data, lambda key, sample, turn: (key_hash(key), sample, turn) in wanted, with_ids=False
+    ).values():
         row = wanted[key_hash(record.key), record.sample, record.turn]
         found[row, record.sample] = (record, why_broken_off(record, rules))
     return found
@@ -128,23 +130,11 @@ def _before(data: Path, ledger: Ledger) -> dict[tuple[int, int, int], Record]:
     wanted = {(int(ledger.index.keys[row]), sample, turn): row for row, sample, turn in ledger.later_turns_again()}
     if not wanted:
         return {}
-    found = dataset.some(data, lambda key, sample, turn: (key_hash(key), sample, turn) in wanted)
+    found = dataset.picked(data, lambda key, sample, turn: (key_hash(key), sample, turn) in wanted, with_ids=False)
     return {
-        (wanted[key_hash(old.key), old.sample, old.turn], old.sample, old.turn): replace(old, text="") for old in found
+        (wanted[key_hash(old.key), old.sample, old.turn], old.sample, old.turn): replace(old, text="")
+        for old in found.values()
     }
-
-
-def _counting(log: EventLog) -> Callable[[int], None]:
-    """Says how far the reading is, every few seconds."""
-    last = time.monotonic()
-
-    def told(rows: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= TELL_EVERY_S:
-            last = time.monotonic()
-            log.say("prompts", f"reading prompts: {rows:,} rows so far")
-
-    return told
 
 
 def _guard_prompts(found: Found, log: EventLog) -> None:
@@ -154,4 +144,6 @@ def _guard_prompts(found: Found, log: EventLog) -> None:
             fix="bring the old prompt file back, or begin a new run: another name in the config",
         )
     if found.strangers:
-        log.say("store", f"{found.strangers:,} records belong to prompts not asked for now; they are kept", "warn")
+        log.say(
+            "store", f"{found.strangers:,} records belong to prompts that are not asked for now; they are kept", "warn"
+        )

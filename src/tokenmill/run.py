@@ -13,25 +13,28 @@ from dataclasses import dataclass
 
 import tomli_w
 
-from tokenmill import dataset, report, settings
+from tokenmill import dataset, environment, report, retry, settings
 from tokenmill.backup import keeper
 from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
+from tokenmill.configfile import load
+from tokenmill.core.status import ENDED
 from tokenmill.doctor import preflight
-from tokenmill.errors import GateError, StoreError, TokenmillError, UsageError
-from tokenmill.events import EventLog
+from tokenmill.errors import ConfigError, GateError, StoreError, TokenmillError, UsageError
+from tokenmill.events import EventLog, from_thread
 from tokenmill.explain import UNKNOWN, explain
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.leftovers import end, survivors, sweep
 from tokenmill.node import LocalNode
-from tokenmill.progress import Progress
+from tokenmill.notify import notifying
+from tokenmill.progress import STATUS_S, Progress, published
 from tokenmill.resume import Accounts, resume
+from tokenmill.steps import Told
 from tokenmill.store import Store
 from tokenmill.view import View
+from tokenmill.web.exporter import exposed
 
 DONE, INTERRUPTED = 0, 130
-STATUS_S = 1.0
-"""How often status.json and the view are renewed."""
 
 
 class Interrupts:
@@ -53,7 +56,7 @@ class Interrupts:
             self._hasten(number)
             return
         if self.stop is None:
-            self._log.say("run", f"{number.name}: ends before generation", "warn")
+            self._log.say("run", f"{number.name}: the run ends before generation has begun", "warn")
             if self.count > 1:
                 os._exit(INTERRUPTED)  # nothing that this process started runs yet
             return
@@ -71,7 +74,7 @@ class Interrupts:
 
     def _hasten(self, number: signal.Signals) -> None:
         """Nothing is in flight any more: sealing and the report are short, the last copy may be left."""
-        copying = self._progress.state in ("done", "stopped", "failed")
+        copying = self._progress.state in ENDED
         if not copying:
             words = "all that came is stored; sealing and the report take a moment"
         else:
@@ -84,13 +87,15 @@ class Interrupts:
 @dataclass(frozen=True, slots=True)
 class Order:
     """What is to be run. `command` is how a person would start it again, `skip` are doctor checks to leave out,
-    `patience_s` how long answers are kept for a store that cannot be written, `retry` the words of --retry."""
+    `patience_s` how long answers are kept for a store that cannot be written, `retry` the words of --retry,
+    `metrics_port` where Prometheus may look, None for nowhere."""
 
     config: Config
     command: str
     skip: tuple[str, ...] = ()
     patience_s: float = STORE_PATIENCE_S
     retry: tuple[str, ...] = ()
+    metrics_port: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,7 @@ class Desk:
     log: EventLog
     progress: Progress
     interrupts: Interrupts
+    told: Told
 
 
 async def run(order: Order, view: View) -> int:
@@ -109,10 +115,12 @@ async def run(order: Order, view: View) -> int:
     folder = RunFolder(order.config.folder)
     with folder.own("run"):
         log, progress = EventLog(folder.events, view.event), Progress(folder, view)
-        desk = Desk(order.config, folder, log, progress, Interrupts(order.config, log, progress))
-        with _signals(desk.interrupts, view, log):
+        told = progress.told = Told(from_thread(lambda text: log.say("stage", text)))
+        desk = Desk(order.config, folder, log, progress, Interrupts(order.config, log, progress), told)
+        with exposed(order.metrics_port, lambda: progress.last), _signals(desk.interrupts, view, log):
             try:
-                return await _run(desk, order)
+                async with notifying(order.config, folder, log, progress) as notifier:
+                    return await notifier.of(_run(desk, order), progress)
             except TokenmillError as error:
                 progress.state, progress.message = "failed", str(error)
                 if left := survivors(folder):
@@ -127,19 +135,32 @@ async def _run(desk: Desk, order: Order) -> int:
     config, folder, log, progress = desk.config, desk.folder, desk.log, desk.progress
     sweep(folder)
     living = survivors(folder)
-    await preflight(config, folder, living, log, order.skip)
-    if not order.retry or not folder.config.exists():  # what a retry is given is its own, and in settings.jsonl
-        folder.write_config(tomli_w.dumps(shown(config)))
-    async with keeper.kept(config, folder, log, progress):
-        return await _produce(desk, order, living)
+    async with published(progress):
+        await preflight(config, folder, living, log, order.skip, desk.told)
+        own = config
+        if order.retry and folder.config.exists():  # what a retry is given is its own, and in settings.jsonl
+            own = retry.of_run(_recorded(folder), config)
+        folder.write_config(tomli_w.dumps(shown(own)))
+        async with keeper.kept(config, folder, log, progress):
+            return await _produce(desk, order, living)
+
+
+def _recorded(folder: RunFolder) -> Config:
+    """The run's own config, as the last start without --retry left it."""
+    try:
+        return load(folder.config)
+    except ConfigError as error:
+        raise UsageError(str(error), fix="`run` without --retry writes it anew") from error
 
 
 async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
     """From the accounts to the report; returns 0 or 130."""
     config, folder, log, progress = desk.config, desk.folder, desk.log, desk.progress
-    accounts = await resume(config, folder, log, order.retry)
-    progress.ledger = accounts.ledger
+    accounts = await resume(config, folder, log, desk.told, order.retry)
+    await environment.note(config, folder, accounts.row.engine_version)
+    progress.ledger, progress.gate = accounts.ledger, accounts.gate
     store = Store(folder.data, config.output.segment, lambda text, level: log.say("store", text, level))
+    progress.store = store
     collector = Collector(accounts, store, folder, log, patience_s=order.patience_s)
     trouble: TokenmillError | None = None
     try:
@@ -156,7 +177,7 @@ async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
         finished = collector.finished
         progress.state = "sealing" if finished else "stopping"
         progress.publish()
-        await store.close(seal=finished)
+        await store.close(seal=finished, tell=desk.told)
     collector.check_cohorts()  # the last cohort's size is known by now
     trouble = trouble or collector.failure or await _gate_error(collector, accounts, desk, order.command)
     if trouble is None and not finished and not desk.interrupts.count:
@@ -164,11 +185,11 @@ async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
     await _settle(desk, accounts, collector)
     counts = accounts.ledger.counts()
     progress.state = "failed" if trouble else "done" if finished and not counts.pending else "stopped"
-    await _report(desk, accounts, trouble)
+    progress.publish()  # the report and the copy tell of the end, too
+    await _report(desk, accounts, trouble, order.command)
     if trouble is not None:
         raise trouble
-    verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
-    log.say("run", f"{progress.state}: {verdicts}")
+    log.say("run", f"{progress.state}: {counts.verdicts}")
     return DONE if finished else INTERRUPTED
 
 
@@ -189,11 +210,12 @@ async def _settle(desk: Desk, accounts: Accounts, collector: Collector) -> None:
         log.say("retry", f"{pending:,} completions have no record yet: `run` without --retry makes them", "warn")
 
 
-async def _report(desk: Desk, accounts: Accounts, trouble: TokenmillError | None) -> None:
+async def _report(desk: Desk, accounts: Accounts, trouble: TokenmillError | None, command: str) -> None:
     """A report that cannot be written is a pity, no more: the records are safe, and it can be written anew."""
     folder, total = desk.folder, accounts.ledger.counts().total
+    ending = report.Ending(desk.progress.state, total, str(trouble or ""), command)
     try:
-        await asyncio.to_thread(report.write, folder, accounts.rules, total, str(trouble or ""))
+        await asyncio.to_thread(report.write, folder, ending, desk.told)
     except StoreError as error:
         desk.log.say("report", str(error), "warn", f"tokenmill report {folder.path}")
 

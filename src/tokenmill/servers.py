@@ -11,14 +11,16 @@ from msgspec.structs import replace
 
 from tokenmill import configfile, events
 from tokenmill.core.server import SERVING, State
-from tokenmill.core.status import PromptCounts, RunStatus, ServerStatus
+from tokenmill.core.status import ENDED, PromptCounts, RunStatus, ServerStatus
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.folder import Owner, RunFolder, ServerEntry
 from tokenmill.leftovers import end, kill, place, survivors, sweep
 from tokenmill.machine import processes
+from tokenmill.plain import duration, start_of, to_go
 from tokenmill.supervise import STOP_GRACE_S
-from tokenmill.view import LINE_EVERY_S, View, duration, start_of
+from tokenmill.untrusted import harmless
+from tokenmill.view import KEPT, LINE_EVERY_S, View
 
 LOOK_S = 0.5
 """Between two looks at a file or at a state, for a person who waits."""
@@ -28,9 +30,6 @@ APART_S = 0.2
 
 SILENT_S = 15.0
 """A living tokenmill renews status.json every second; older than this it is stopped, or its disk is."""
-
-ENDED = ("done", "failed", "stopped", "up")
-"""States that a run is left in; any other one without an owner means that tokenmill was killed."""
 
 
 # -- which run ---------------------------------------------------------------------------------------------------------
@@ -82,13 +81,13 @@ def status_of(folder: RunFolder) -> RunStatus:
         return RunStatus(folder.path.name, "stopped", PromptCounts(), servers, 0.0, None, None)
     known = {(server.node, server.index): server for server in last.servers}
     shown = [_left(entry, known.get(key)) for key, entry in living.items()]
-    state = last.state if last.state in ENDED else "killed"
+    state = last.state if last.state in (*ENDED, "up") else "killed"
     if state == "up" and not entries:
         state = "stopped"  # by `down`
     if state == "up" or (state == "failed" and not entries):
         shown += [_lost(server) for key, server in known.items() if key not in living]
     shown.sort(key=lambda server: (server.node, server.index))
-    return replace(last, state=state, servers=tuple(shown), tokens_per_s=0.0, eta_s=None)
+    return replace(last, state=state, servers=tuple(shown), tokens_per_s=0.0, eta_s=None, step=None)
 
 
 def _left(entry: ServerEntry, known: ServerStatus | None) -> ServerStatus:
@@ -125,10 +124,8 @@ def status_lines(status: RunStatus) -> Iterator[str]:
     servers = f", {ready}/{len(status.servers)} servers ready" if status.servers else ", no servers"
     yield f"{status.run}: {status.state}{servers}"
     if counts.total:
-        done = counts.total - counts.pending
-        verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
-        to_go = f", {duration(status.eta_s)} to go" if status.eta_s is not None else ""
-        yield f"  {done:,}/{counts.total:,} done: {verdicts}{to_go}"
+        left = f", {words}" if (words := to_go(status)) else ""
+        yield f"  {counts.done:,}/{counts.total:,} done: {counts.verdicts}{left}"
     if status.copied:
         yield f"  the last whole copy is {duration(time.time() - status.copied)} old"
     rows = [_row(server) for server in status.servers]
@@ -137,22 +134,21 @@ def status_lines(status: RunStatus) -> Iterator[str]:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
         yield f"  {'  '.join(cells)}".rstrip()
         if words := server.last_error or server.doing:
-            yield f"      {words}"
+            yield f"      {harmless(words)}"
     for finding in status.findings:
-        yield f"  server {finding.server}: {finding.text}"
+        yield f"  server {finding.server}: {harmless(finding.text)}"
         if finding.fix:
             yield f"    fix: {finding.fix}"
     if status.message:
-        yield f"  {status.message}"
+        yield f"  {harmless(status.message, lines=True)}"
 
 
 def _row(server: ServerStatus) -> tuple[str, ...]:
-    name = f"{server.node}/{server.index}" if server.node else str(server.index)
     doing = start_of(server)
     if server.in_flight or server.tokens_per_s:
         doing = f"{server.in_flight}/{server.capacity} in flight, {server.tokens_per_s:,.0f} tok/s"
     return (
-        f"server {name}",
+        f"server {server.name}",
         server.state,
         f"port {server.port}" if server.port else "",
         f"pid {server.pid}" if server.pid else "",
@@ -163,8 +159,9 @@ def _row(server: ServerStatus) -> tuple[str, ...]:
 
 
 def watch(folder: RunFolder, view: View, *, poll_s: float = 1.0) -> RunStatus:
-    """Follows a run until it ends: its events as they come and its table; returns the last status."""
+    """Follows a run until it ends: its events as they come and how it is; returns the last status."""
     at = folder.events.stat().st_size if folder.events.exists() else 0
+    view.recall(events.last(folder.events, KEPT, at))
     while True:
         for event, behind in events.read(folder.events, at):
             view.event(event)

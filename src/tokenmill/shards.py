@@ -72,7 +72,14 @@ def opened(folder: RunFolder) -> Shard:
     parts = store.parts(folder.data)
     unsealed = [journal for journal in store.journals(folder.data) if store.part_of(journal) not in parts]
     files = tuple(sorted((*parts, *unsealed), key=store.number_of))
-    return Shard(folder, load(folder.config), found, tuple(settings.read(folder.data)), files)
+    rows = tuple(settings.read(folder.data))
+    if all(row.retry for row in rows) and any(True for _ in dataset.ids(folder.data)):
+        lost = f"{folder.data / 'settings.jsonl'} is lost or damaged"
+        raise GuardError(
+            f"{lost}: it does not say what the records were made with",
+            fix="bring that file back, or begin that shard anew",
+        )
+    return Shard(folder, load(folder.config), found, rows, files)
 
 
 # -- alike? ------------------------------------------------------------------------------------------------------------

@@ -14,14 +14,14 @@ from tokenmill.machine import copies, filesystems, gpus, nvml
 from tokenmill.machine.copies import Copy, Lease
 from tokenmill.machine.probe import probe
 from tokenmill.machine.sources import SourceFile
+from tokenmill.plain import duration, gigabytes
 from tokenmill.staging import download, placement
 from tokenmill.staging.arrival import follow
 from tokenmill.staging.bring import Copying, bring, named
 from tokenmill.staging.download import Hub, HuggingFace
-from tokenmill.staging.pace import Tell, gigabytes
 from tokenmill.staging.placement import Place, Plan, Source
 from tokenmill.staging.staged import Halted, Staged
-from tokenmill.view import duration
+from tokenmill.steps import Tell
 
 PROBE_S = 3.0
 """What a start may wait for to learn whether a mount is slow."""

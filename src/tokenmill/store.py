@@ -24,6 +24,7 @@ import msgspec
 
 from tokenmill.core.records import Record
 from tokenmill.errors import StoreError, VanishedError
+from tokenmill.steps import Meter, Tell
 
 SEALER_PATIENCE_S = 60.0
 """A sealer needs 5 s for its 128 MB on an idle machine."""
@@ -157,13 +158,15 @@ def _last_line_start(handle: int, size: int) -> int:
 class Store:
     """Owns data/ for the time of a run. `append` returns once the rows are written; `close` syncs and seals.
 
-    `tell` takes a message and its level. `unsaved` are records that a failed write left behind.
+    `tell` takes a message and its level. `unsaved` are records that a failed write left behind; `written` is the Unix
+    time of the last write, 0 before any.
     """
 
     def __init__(self, data: Path, segment: int, tell: Callable[[str, str], None]) -> None:
         self.data = data
         self.unsaved: list[Record] = []
         self.rows = 0
+        self.written = 0.0
         self._segment = segment
         self._tell = tell
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store")
@@ -193,6 +196,7 @@ class Store:
             self.unsaved.extend(records)
             raise StoreError(f"{self._path}: {error.strerror}", fix=f"df -h {self.data}") from error
         self.rows += len(records)
+        self.written = round(time.time(), 3)
         self._unsynced += len(records)
         self._sync_if_due()
         if self._size >= self._segment:
@@ -221,6 +225,7 @@ class Store:
     def _first_path(self) -> Path:
         """Continues the newest journal if it is not full, else begins the next."""
         newest = max((*journals(self.data), *parts(self.data)), key=number_of, default=None)
+        self.written = round(newest.stat().st_mtime, 3) if newest else 0.0
         if newest is not None and newest.suffix == ".jsonl" and newest.stat().st_size < self._segment:
             return newest
         return self.data / f"journal-{number_of(newest) + 1 if newest else 1:06d}.jsonl"
@@ -265,7 +270,7 @@ class Store:
                     pass_fds=(file.fileno(),),
                 )
         except OSError as error:
-            self._tell(f"{journal.name} could not be sealed and stays as it is: {error.strerror}", "warn")
+            self._tell(f"{journal.name} could not be sealed and stays as it is, whole: {error.strerror}", "warn")
             return
         try:
             _, errors = await process.communicate()
@@ -275,9 +280,9 @@ class Store:
             raise
         if process.returncode != 0:
             words = errors.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no word why"]
-            self._tell(f"{journal.name} could not be sealed and stays as it is: {words[0]}", "warn")
+            self._tell(f"{journal.name} could not be sealed and stays as it is, whole: {words[0]}", "warn")
 
-    async def close(self, *, seal: bool) -> None:
+    async def close(self, *, seal: bool, tell: Tell = lambda text: None) -> None:
         """Syncs and closes; with `seal`, what is left in journals becomes Parquet."""
         await asyncio.get_running_loop().run_in_executor(self._writer, self._shut)
         self._writer.shutdown()
@@ -287,8 +292,11 @@ class Store:
                 self._sealing.cancel()
             await asyncio.gather(self._sealing, return_exceptions=True)
         if seal:
-            for journal in journals(self.data):
-                await self._seal(journal)
+            sizes = {journal: journal.stat().st_size for journal in journals(self.data)}
+            with Meter(tell, "sealing", total=sum(sizes.values())) as meter:
+                for number, journal in enumerate(sizes):
+                    meter.at(sum(list(sizes.values())[:number]), journal.name)
+                    await self._seal(journal)
 
 
 def sync_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ from tokenmill.core import capacity, starts
 from tokenmill.core import server as core
 from tokenmill.core.lifecycle import STAGING, step, then
 from tokenmill.core.server import Failure, FailureKind, Server, State, Timing
-from tokenmill.core.status import ServerStatus
+from tokenmill.core.status import ServerStatus, name_of
 from tokenmill.ending import VERIFY_S, Ending
 from tokenmill.engines.base import Spec
 from tokenmill.errors import BrokenError, BusyError, PluginError, PreflightError, RequestError, StoppedError
@@ -73,7 +73,7 @@ class Supervisor:
         self._moved = moved
         self.entry = adopt
         self.server = Server(place.index, timing, owned=not job.config.engine.addresses)
-        self.name = f"{job.node}/{place.index}" if job.node else str(place.index)
+        self.name = name_of(job.node, place.index)
         self.lane: Lane | None = None
         self.grace_s, self.verify_s = STOP_GRACE_S, VERIFY_S
         self.past_weights = asyncio.Event()
@@ -141,6 +141,7 @@ class Supervisor:
             last_error=str(server.failure) if server.failure and server.state not in core.SERVING else "",
             eta_s=self._eta_s(),
             doing=self._life.doing if self._life is not None and server.state in core.LIVE else "",
+            last_problem=str(server.failure or ""),
         )
 
     def _eta_s(self) -> float | None:
@@ -280,7 +281,8 @@ class Supervisor:
             self.post(core.Failed(jobs.not_started(error)))
             return False
         self._known_as(entry)
-        self._tell("launch", f"started as pid {entry.process.pid} on port {entry.port}, GPU {entry.gpu}")
+        card = "without a GPU" if entry.gpu in ("none", "") else f"GPU {entry.gpu}"
+        self._tell("launch", f"started as pid {entry.process.pid} on port {entry.port}, {card}")
         self._begin(spec, process)
         return True
 
@@ -292,7 +294,10 @@ class Supervisor:
         nonce = self.entry.nonce if self.entry else ""
         spec = jobs.spec_for(self.job, self.place, self.ports, nonce)
         if self.entry is not None:
-            self._tell("adopt", f"adopts pid {self.entry.process.pid} on port {self.entry.port}")
+            self._tell(
+                "adopt",
+                f"adopts pid {self.entry.process.pid} on port {self.entry.port}: it runs since an earlier start",
+            )
             self.job.sensors.cards.take(self.place.gpus, self.place.index, self.entry.gpu_bases)
         self._begin(spec)
 
@@ -339,7 +344,7 @@ class Supervisor:
         self._rate.clear()
         took = starts.words(self.server.phases)
         how = f" after {self.server.since - self.server.started_at:.0f} s ({took})" if took else ""
-        self._tell("ready", f"ready{how} for {width} requests at once, limited by {limit}")
+        self._tell("ready", f"ready{how}: it takes {width} requests at once, limited by {limit}")
         if self.entry is not None and not self._life.adopted:
             self.job.last_start.keep(self.server.phases)
         if unforeseen := capacity.surprise(self.job.forecast.limits, self._life.info.limits):
@@ -370,7 +375,7 @@ class Supervisor:
 
     async def _end_group(self, ended: Life | None, grace_s: float) -> None:
         ending = await ended.end(grace_s, self.verify_s) if ended is not None else Ending()
-        for text, level in ((ending.left, "error"), (ending.cleaned, "info")):
+        for text, level in ((ending.left, "error"), (ending.others, "info"), (ending.cleaned, "info")):
             if text:
                 self._tell("leftover", text, level)
         if not ending.pids and ended is self._life:

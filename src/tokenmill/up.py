@@ -14,11 +14,12 @@ from tokenmill.config import Config
 from tokenmill.core.server import SERVING, State
 from tokenmill.doctor import preflight
 from tokenmill.errors import NoServerError, StoppedError, TokenmillError
-from tokenmill.events import EventLog
+from tokenmill.events import EventLog, from_thread
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.leftovers import end, kill, survivors
 from tokenmill.node import LocalNode
-from tokenmill.progress import Progress
+from tokenmill.progress import Progress, published
+from tokenmill.steps import Told
 from tokenmill.supervise import STOP_GRACE_S, Supervisor
 from tokenmill.view import View
 
@@ -81,7 +82,9 @@ async def up(config: Config, view: View) -> int:
 
 async def _up(config: Config, folder: RunFolder, log: EventLog, progress: Progress, interrupts: _Interrupts) -> int:
     living = survivors(folder)
-    await preflight(config, folder, living, log, ("prompts",))
+    told = progress.told = Told(from_thread(lambda text: log.say("stage", text)))
+    async with published(progress):
+        await preflight(config, folder, living, log, ("prompts",), told)
     if interrupts.asked():
         return INTERRUPTED
     node = interrupts.node = LocalNode(config, folder, "", living)

@@ -1,119 +1,91 @@
-"""What a terminal shows of a run: a live table, or a line every 10 s where there is no terminal.
+"""What a terminal shows of a run: its screen (screen.py), or a line every 10 s where there is no terminal.
 
 A lost terminal never ends a run: a stream that cannot be written is dropped for good, and run.log holds it all anyway.
 """
 
+import io
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from itertools import accumulate
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
 
-from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from tokenmill.core.server import SERVING
 from tokenmill.core.status import RunStatus, ServerStatus
-from tokenmill.events import Event
+from tokenmill.events import QUIET_KINDS, Event, now
+from tokenmill.plain import duration, start_of, to_go
+from tokenmill.screen import LEVEL, screen, sentence
+from tokenmill.steps import step_words
+from tokenmill.streams import SafeStream, console, in_front, live, stoppable
+from tokenmill.untrusted import harmless
 
 LINE_EVERY_S = 10.0
 
-COLUMNS = ("server", "state", "phase", "in flight", "tok/s", "restarts")
-FINDINGS = 4
-"""Below the table: 16 servers may all have the same."""
+KEPT = 50
+"""Events that a screen may show, and that stay on the terminal when it is given back."""
 
-GAP, LEAST_PROBLEM = 2, 12
-"""Between columns, and the least room that a problem's words are worth: else they are left out."""
+APART_S = 0.2
+"""Between two pictures at least."""
 
 TOLD = frozenset({"pending", "ready", "backoff", "failed", "quarantined"})
 """States that an event tells with more words, or that nothing is to be told of."""
-
-QUIET_KINDS = frozenset({"state"})
-"""Events that the table shows anyway."""
-
-_STATE_STYLE = {"ready": "green", "failed": "red", "quarantined": "red", "backoff": "yellow", "suspect": "yellow"}
-
-
-class SafeStream:
-    """A text stream that stops existing when it can no longer be written (closed terminal, broken pipe)."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.lost = False
-
-    def write(self, text: str) -> int:
-        if not self.lost:
-            try:
-                return self._stream.write(text)
-            except (OSError, ValueError):
-                self._lose()
-        return len(text)
-
-    def flush(self) -> None:
-        if not self.lost:
-            try:
-                self._stream.flush()
-            except (OSError, ValueError):
-                self._lose()
-
-    def _lose(self) -> None:
-        """Also puts /dev/null under the descriptor: Python flushes its streams at exit and would report them broken."""
-        self.lost = True
-        try:
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._stream.fileno())
-            os.close(null)
-        except (OSError, ValueError):
-            pass
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def console(stream: TextIO | None = None) -> Console:
-    """A console on a stream that may go away; stderr by default, since stdout is for results."""
-    return Console(file=SafeStream(stream or sys.stderr), highlight=False, soft_wrap=False)  # type: ignore[arg-type]
 
 
 class View:
     """Shows a run while it goes. `log` gets every line in plain text.
 
-    With `starting` it shows servers that start, for `up`: without a terminal a line for each change of a server, and on
-    one a table that goes when they are ready.
+    On a terminal it takes the whole screen, and at its end gives it back with what was said last; without one it writes
+    lines. With `starting` it shows servers that start, for `up`: a line for each change of a server.
     """
 
     def __init__(self, log: Path | None, out: Console | None = None, *, starting: bool = False) -> None:
         self._out = out or console()
         self._log = log
         self._live: Live | None = None
+        self._scope = ExitStack()
+        self._drawn_at = 0.0
         self._shown_at = 0.0
         self._last: RunStatus | None = None
+        self._events: deque[Event] = deque(maxlen=KEPT)
+        self._new = 0
         self._detached = False
         self._starting = starting
 
     def __enter__(self) -> "View":
-        if self._out.is_terminal:
-            self._live = Live(console=self._out, auto_refresh=False, transient=self._starting, vertical_overflow="crop")
+        if live(self._out):
+            # What others write to stderr would stand in the picture until the next one: it becomes a line.
+            self._live = Live(console=self._out, screen=True, auto_refresh=False, redirect_stderr=False)
+            self._stderr, sys.stderr = sys.stderr, _Said(self.say)
             self._live.start()
+            self._scope.enter_context(stoppable(self._live.stop, self._draw))
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        if self._leave_screen():
+            events = list(self._events)
+            for event in events[max(len(events) - self._new, 0) :]:
+                self._print_event(event)
+
+    def _leave_screen(self) -> bool:
+        """Whether it had the screen."""
+        if self._live is None:
+            return False
+        live, self._live = self._live, None
+        self._scope.close()
+        sys.stderr = self._stderr
+        live.stop()
+        return True
 
     def detach(self) -> None:
         """The terminal is gone: from now on only run.log."""
         self._detached = True
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self._leave_screen()
         stream = self._out.file
         if isinstance(stream, SafeStream):
             stream._lose()  # noqa: SLF001
@@ -122,39 +94,58 @@ class View:
         """A line for what happened, with its fix and the log's decisive lines below."""
         if event.kind in QUIET_KINDS:
             return
-        where = f"server {event.server}: " if event.server else ""
-        self.say(f"{where}{event.text}", event.level)
-        for line in event.lines:
-            self.say(f"    {line}", "dim")
-        if event.fix:
-            self.say(f"    fix: {event.fix}", "dim")
+        for text, _ in _lines(event):
+            self._write_log(text)
+        self._events.append(event)
+        self._new += 1
+        if self._live is not None:
+            self._draw(soon=True)
+        elif not self._detached:
+            self._print_event(event)
+
+    def recall(self, events: Iterable[Event]) -> None:
+        """What happened before it was looked at: for the screen alone."""
+        self._events.extend(event for event in events if event.kind not in QUIET_KINDS)
 
     def say(self, text: str, level: str = "info") -> None:
         """A line for the terminal and for run.log."""
-        self._write_log(text)
-        style = {"warn": "yellow", "error": "red", "dim": "dim"}.get(level, "")
-        if not self._detached:
-            self._print(text, style)
+        self.event(Event(now(), "say", text, "", level))
 
     def show(self, status: RunStatus) -> None:
-        """The state of things: redraws the table, or writes a line if the last one is 10 s old."""
+        """The state of things: redraws the screen, or writes a line if the last one is 10 s old."""
         moment = time.monotonic()
         if self._starting and self._live is None:
             for change in changes(self._last.servers if self._last else (), status.servers):
                 self.say(change)
         self._last = status
         if self._live is not None:
-            self._live.update(table(status, self._out.width), refresh=True)
+            self._draw()
         if moment - self._shown_at >= LINE_EVERY_S:
             self._shown_at = moment
             self._write_log(line(status))
             if self._live is None and not self._detached:
                 self._print(line(status))
 
-    def _print(self, text: str, style: str = "") -> None:
-        # A pipe has no width: whoever reads it wants whole lines.
-        whole = not self._out.is_terminal
-        self._out.print(Text(f"{time.strftime('%H:%M:%S')} {text}", style=style), soft_wrap=whole)
+    def _draw(self, *, soon: bool = False) -> None:
+        """`soon`: within the next picture, where this one is a moment old: events come in bursts."""
+        moment = time.monotonic()
+        if self._live is None or (soon and moment - self._drawn_at < APART_S):
+            return
+        if not self._live.is_started:  # since Ctrl-Z
+            if not in_front(self._out):
+                return
+            self._live.start()
+        self._drawn_at = moment
+        self._out.size = _size(self._out)
+        self._live.update(Group(*screen(self._last, tuple(self._events), *self._out.size)), refresh=True)
+
+    def _print_event(self, event: Event) -> None:
+        for text, style in _lines(event):
+            self._print(text, style, event.t)
+
+    def _print(self, text: str, style: str = "", at: float | None = None) -> None:
+        clock = time.strftime("%H:%M:%S", time.localtime(at))
+        self._out.print(Text(f"{clock} {text}", style=style), soft_wrap=True)
 
     def _write_log(self, text: str) -> None:
         if self._log is None:
@@ -166,17 +157,35 @@ class View:
             pass  # the store says it if the disk is full
 
 
-def duration(seconds: float | None) -> str:
-    """Seconds as people say them: 42 s, 5 min, 3 h 20 min, 4 d 2 h."""
-    if seconds is None:
-        return "–"
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if minutes < 120:
-        return f"{minutes} min"
-    hours, rest = divmod(minutes, 60)
-    return f"{hours} h {rest:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+class _Said(io.TextIOBase):
+    """A stream whose lines are said."""
+
+    def __init__(self, say: Callable[[str, str], None]) -> None:
+        self._say = say
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        *whole, self._rest = (self._rest + text).split("\n")
+        for words in whole:
+            self._say(words, "warn")
+        return len(text)
+
+
+def _size(out: Console) -> ConsoleDimensions:
+    """As the terminal is now, whatever COLUMNS was when it started."""
+    try:
+        found = os.get_terminal_size(out.file.fileno())
+    except (OSError, ValueError):
+        return out.size
+    return ConsoleDimensions(found.columns or 80, found.lines or 24)
+
+
+def _lines(event: Event) -> Iterator[tuple[str, str]]:
+    """An event's lines, each with its style."""
+    yield harmless(sentence(event)), LEVEL.get(event.level, "")
+    yield from ((f"    {harmless(words)}", "dim") for words in event.lines)
+    if event.fix:
+        yield f"    fix: {harmless(event.fix)}", "dim"
 
 
 def changes(before: Iterable[ServerStatus], servers: Iterable[ServerStatus]) -> Iterator[str]:
@@ -186,15 +195,14 @@ def changes(before: Iterable[ServerStatus], servers: Iterable[ServerStatus]) -> 
         new = (server.state, server.phase)
         old = known.get((server.node, server.index))
         if new not in (old, ("starting", "")) and server.state not in TOLD:
-            yield f"server {_name(server)}: {f'{server.state} {start_of(server)}'.strip()}"
+            yield f"server {server.name}: {f'{server.state} {start_of(server)}'.strip()}"
 
 
 def farewell(last: RunStatus, folder: Path, code: int, export: str) -> Iterator[str]:
     """What a finished run says last: counts, where everything is, and the command that takes the data out."""
     counts = last.prompts
-    verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
     speed = f" · {last.tokens:,} tokens in {duration(last.seconds)}, {last.tokens_per_s:,.0f} tok/s"
-    yield f"{verdicts}, {counts.pending:,} pending{speed if last.seconds else ''}"
+    yield f"{counts.verdicts}, {counts.pending:,} pending{speed if last.seconds else ''}"
     yield f"dataset  {folder / 'data'}"
     yield f"report   {folder / 'report.html'}"
     if code == 0:
@@ -209,94 +217,22 @@ def line(status: RunStatus) -> str:
     counts = status.prompts
     ready = f"{sum(server.state in SERVING for server in status.servers)}/{len(status.servers)} servers ready"
     others = [server for server in status.servers if server.state not in SERVING]
-    where = [f"{_name(server)} {server.state} {start_of(server)}".strip() for server in others]
+    where = [f"{server.name} {server.state} {start_of(server) or _aside(server)}".strip() for server in others]
+    if status.step is not None:
+        return harmless(f"{status.state}: {step_words(status.step)}")
     if not counts.total:
-        return " · ".join((f"{status.state}: {ready}", *where))
+        return harmless(" · ".join((f"{status.state}: {ready}", *where)))
     words = [
-        f"{status.state}: {counts.total - counts.pending:,}/{counts.total:,} done",
+        f"{status.state}: {counts.done:,}/{counts.total:,} done",
         f"{counts.rejected:,} rejected, {counts.failed:,} failed",
         f"{status.tokens_per_s:,.0f} tok/s",
         ready,
     ]
-    if status.eta_s is not None:
-        words.append(f"{duration(status.eta_s)} to go")
-    return " · ".join((*words, *where))
+    if left := to_go(status):
+        words.append(left)
+    return harmless(" · ".join((*words, *where)))
 
 
-def table(status: RunStatus, width: int) -> RenderableType:
-    """The run as a table: counts and rates, a bar, a row per server. Nothing wraps: what has no room is left out."""
-    counts = status.prompts
-    done = counts.total - counts.pending
-    words = [f"{done:,} / {counts.total:,}", f"{status.tokens_per_s:,.0f} tok/s"] if counts.total else []
-    ready = sum(server.state in SERVING for server in status.servers)
-    if ready < len(status.servers) or not counts.total:
-        words.append(f"{ready}/{len(status.servers)} servers ready")
-    if status.eta_s is not None:
-        words.append(f"{duration(status.eta_s)} to go")
-    if status.slots_busy is not None:
-        words.append(f"slots {status.slots_busy:.0%} busy")
-    head = Text.assemble((status.run, "bold"), "  ", (status.state, "cyan"), no_wrap=True, overflow="ellipsis")
-    for word in words:
-        head.append(f"  {word}")
-    below: tuple[RenderableType, ...] = (servers(status.servers, width),) if status.servers else ()
-    if not counts.total:
-        return Group(head, *below)
-    verdicts = Text(no_wrap=True, overflow="ellipsis")
-    verdicts.append(f"accepted {counts.accepted:,} · rejected {counts.rejected:,} · failed {counts.failed:,}")
-    for name, count in sorted(status.labels.items(), key=lambda kv: -kv[1])[:4]:
-        verdicts.append(f" · {name} {count:,}", style="dim")
-    bar = Table.grid(padding=(0, 1))
-    bar.add_row(ProgressBar(total=counts.total, completed=done, width=min(width - 8, 72)), f"{done / counts.total:.1%}")
-    told = (f"server {finding.server}: {finding.text}" for finding in status.findings[:FINDINGS])
-    below += tuple(Text(text, style="yellow", no_wrap=True, overflow="ellipsis") for text in told)
-    if (more := len(status.findings) - FINDINGS) > 0:
-        below += (Text(f"and {more} findings more: tokenmill status", style="yellow"),)
-    return Group(head, bar, verdicts, *below)
-
-
-def servers(rows: tuple[ServerStatus, ...], width: int) -> Table:
-    """A row per server; narrow terminals lose the right-most columns, never the state."""
-    cells = [_cells(row) for row in rows]
-    ends = list(accumulate(max(map(cell_len, column)) + GAP for column in zip(COLUMNS, *cells, strict=True)))
-    kept = max(sum(end <= width for end in ends), 2)
-    room = width - ends[-1] - GAP
-    grid = Table(box=None, padding=(0, GAP, 0, 0), show_edge=False)
-    for name in COLUMNS[:kept]:
-        grid.add_column(name, no_wrap=True)
-    if room >= LEAST_PROBLEM:
-        grid.add_column("note", no_wrap=True)
-    for row, words in zip(rows, cells, strict=True):
-        shown: list[RenderableType] = [*words[:kept]]
-        shown[1] = Text(row.state, style=_STATE_STYLE.get(row.state, ""))
-        if room >= LEAST_PROBLEM:
-            problem = row.last_error or row.doing
-            shown.append(problem if len(problem) <= room else problem[: room - 1] + "…")
-        grid.add_row(*shown)
-    return grid
-
-
-def _name(row: ServerStatus) -> str:
-    return f"{row.node}/{row.index}" if row.node else str(row.index)
-
-
-def start_of(row: ServerStatus) -> str:
-    """Where a start is or where it failed, and when it should be ready; nothing where the state says it all."""
-    words = [f"{row.phase} {row.percent:.0f}%"] if row.phase not in ("", row.state) else []
-    if row.eta_s:
-        words.append(f"ready in {duration(row.eta_s)}")
-    return ", ".join(words)
-
-
-def _cells(row: ServerStatus) -> tuple[str, ...]:
-    """A server's words, in the order of COLUMNS."""
-    card = "" if row.gpu in ("none", "") else f" (GPU {row.gpu})"
-    tokens = f"{row.tokens_per_s:,.0f}" if row.capacity else ""
-    accept = f" ×{row.accept_length:.2f}" if row.accept_length else ""
-    return (
-        f"{_name(row)}{card}",
-        row.state,
-        start_of(row),
-        f"{row.in_flight}/{row.capacity}" if row.capacity else "",
-        f"{tokens}{accept}",
-        str(row.restarts) if row.restarts else "",
-    )
+def _aside(row: ServerStatus) -> str:
+    """What a server does of which neither a phase nor a forecast tells: kernels compiled for 100 s in the canary."""
+    return f"({row.doing})" if row.doing else ""

@@ -11,6 +11,15 @@ from bench.measure import ROOT
 def test_every_figure_is_measured_in_small() -> None:
     done = subprocess.run([sys.executable, "-m", "bench", "--smoke"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    for what in ("300 B", "30,000 B", "slots busy", "peak memory", "to the first new request", "not kept", "staging"):
+    for what in (
+        "300 B",
+        "30,000 B",
+        "slots busy",
+        "peak memory",
+        "to the first new request",
+        "not kept",
+        "staging",
+        "the page of",
+    ):
         assert what in done.stdout
     assert "rows after kill and resume: doubled 0, lost 0, wrong row 0" in done.stdout

@@ -1,5 +1,8 @@
 """C03: a foreign server that answers on a port is never taken for ours: named, and sent no prompt."""
 
+import asyncio
+import os
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -8,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import living
 from tests.harness import Case, assert_whole, requests, scripted_server
+from tokenmill import life
+from tokenmill.core.server import Restart
+from tokenmill.machine import processes
 
 LAUNCHER = """
 import pathlib, subprocess, sys, time
@@ -60,6 +67,30 @@ def test_a_server_that_took_the_port_first_is_named_and_never_asked(case: Case, 
     assert served == "m" or "a server of old-model, not of m" in words
     assert requests(stale) == []
     assert case.records() == []
+
+
+@pytest.mark.parametrize("whose", ["ours", "another's"])
+def test_a_port_on_which_nobody_says_anything_is_given_up_where_it_is_anothers(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """SGLang 0.5.11 fails to bind at the end of its start, and then waits for ever to shut down: 206 s were lost."""
+    monkeypatch.setattr(life, "IDENTITY_TIMEOUT_S", 0.3)
+    code = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
+    silent = [sys.executable, "-c", code if whose == "ours" else "import time; time.sleep(600)", "{port}"]
+
+    async def looks() -> None:
+        async with living.begun(living.job(tmp_path, silent), port) as server:
+            if whose == "ours":
+                await server.until(lambda: server.life._listens)
+                assert server.failures == [], "it is slow to answer"
+                return
+            with socket.create_server(("127.0.0.1", port)):
+                await server.until(lambda: server.failures)
+            failure = server.failures[0]
+            assert failure.restart is Restart.OTHER_PORTS
+            assert failure.cause == f"port {port} is taken by {processes.describe(os.getpid())}"
+
+    asyncio.run(looks())
 
 
 @contextmanager

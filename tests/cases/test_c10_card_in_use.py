@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 
+from tests.contract import recorded
 from tests.doctoring import CARDS, context, told
 from tokenmill.checks.base import Context
 from tokenmill.checks.gpus import check_gpus
+from tokenmill.core.server import Failure, FailureKind, Restart
+from tokenmill.engines.sglang import SGLang
 from tokenmill.folder import ServerEntry
 from tokenmill.machine import processes
+from tokenmill.machine.cards import Cards, CardUse
 from tokenmill.machine.gpus import Gpu
+from tokenmill.occupied import explain
 
 
 def with_cards(tmp_path: Path, cards: list[Gpu], ours: list[ServerEntry] | None = None, **sections: Any) -> Context:
@@ -84,3 +89,49 @@ def test_vllm_refuses_a_card_without_its_share_and_all_of_them_stop_the_run(
     blocked = [message for message in told(check_gpus, found) if "will end" in message]
     assert len(blocked) == (0 if args else count)
     assert told(check_gpus, with_cards(tmp_path, cards), "fail") == [], "SGLang takes what is there"
+
+
+# -- taken while a server starts or works ------------------------------------------------------------------------------
+LOG = recorded.lines("sglang-0.5.11-h200/graphs-taken.log")
+EATER, GIB = 23618, 1 << 30
+
+
+def at_graphs(*, base: int | None = None, cards: Cards | None = None) -> Failure:
+    failure = SGLang().diagnose(LOG, -9)
+    assert failure.kind is FailureKind.MEMORY_GRAPHS, "by its own words"
+    return explain(failure, {1}, cards or Cards(lambda _: None), (0,), (base,))
+
+
+def test_who_took_the_card_while_graphs_were_captured_is_named_and_waited_for() -> None:
+    """Recorded: somebody took the rest of an H200 after the cache was made."""
+    failure = at_graphs(base=615 << 20)
+    assert failure.kind is FailureKind.OCCUPIED
+    assert failure.restart is Restart.WAIT
+    words = f"while CUDA graphs were captured: {processes.describe(EATER)} has 136.3 of the card's 139.8 GiB"
+    assert failure.cause == f"out of GPU memory {words}"
+
+
+def test_what_was_there_before_or_is_our_own_leaves_it_to_a_lower_fraction() -> None:
+    assert at_graphs(base=137 * GIB).kind is FailureKind.MEMORY_GRAPHS
+    shared = Cards(lambda _: CardUse(140 * GIB, 0, {EATER: 130 * GIB}, 140 * GIB))
+    for server in (0, 1):
+        shared.take((0,), server)
+    assert at_graphs(cards=shared).kind is FailureKind.MEMORY_GRAPHS
+
+
+@pytest.mark.parametrize(
+    ("held", "kind"),
+    [(136 * GIB, FailureKind.OCCUPIED), (6 * GIB, FailureKind.MEMORY_WEIGHTS), (None, FailureKind.MEMORY_WEIGHTS)],
+)
+def test_a_start_on_a_card_that_is_taken_waits_for_it(stranger: int, held: int | None, kind: FailureKind) -> None:
+    """Where the log says no more than that memory was lacking, NVML tells who has it."""
+    lines = ("RuntimeError: CUDA error: out of memory",)
+    cards = Cards(lambda _: CardUse(139 * GIB, 0, {stranger: held, 4_000_000: 100 * GIB}, 140 * GIB))
+    failure = Failure(
+        FailureKind.MEMORY_WEIGHTS, "out of GPU memory while the weights were loaded: too small", "", lines
+    )
+    found = explain(failure, {1}, cards, (0,), (137 * GIB,))
+    assert found.kind is kind
+    if kind is FailureKind.OCCUPIED:
+        assert f"were loaded: pid {stranger} (" in found.cause
+        assert "has 136.0 of the card's 140.0 GiB" in found.cause

@@ -58,13 +58,14 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def cards(memory: Mapping[int, list[int]], pids: tuple[int, ...] = ()) -> Cards:
-    """NVML's seam: each card's bytes in use, reading by reading, the last again and again."""
+def cards(memory: Mapping[int, list[int]], holders: Mapping[int, int | None] | None = None) -> Cards:
+    """NVML's seam: each card's bytes in use, reading by reading, the last again and again; who holds how many."""
     left = {card: list(readings) for card, readings in memory.items()}
 
     def read(card: int | str) -> CardUse | None:
         readings = left.get(int(card), [])
-        return CardUse(readings.pop(0) if len(readings) > 1 else readings[0], 0, pids) if readings else None
+        used = readings.pop(0) if len(readings) > 1 else readings[0] if readings else None
+        return None if used is None else CardUse(used, 0, holders or {})
 
     return Cards(read)
 
@@ -92,7 +93,7 @@ def test_the_whole_of_a_server_is_ended_whatever_became_of_its_front(tmp_path: P
 
 
 def test_memory_that_does_not_come_back_is_told_with_its_card(tmp_path: Path, port: int) -> None:
-    known = cards({3: [GIB, 62 * GIB], 4: [GIB, GIB, 3 * GIB // 2], 5: []}, pids=(4_000_000,))
+    known = cards({3: [GIB, 62 * GIB], 4: [GIB, GIB, 3 * GIB // 2], 5: []}, {4_000_000: 61 * GIB})
 
     async def ends() -> None:
         async with living.begun(job(tmp_path, known), port, gpus=(3, 4, 5)) as server:
@@ -101,6 +102,26 @@ def test_memory_that_does_not_come_back_is_told_with_its_card(tmp_path: Path, po
             assert ending.memory == (Held(3, 61 * GIB, (4_000_000,)),)
             words = "GPU 3: 62,464 MiB did not come back, held by pid 4000000 (unknown command)"
             assert (ending.left, ending.pids) == (words, ())
+
+    asyncio.run(ends())
+
+
+@pytest.mark.parametrize("size", [60 * GIB, 20 * GIB, None])
+def test_what_living_strangers_hold_is_not_waited_for_once_nothing_else_is_held(
+    tmp_path: Path, port: int, size: int | None
+) -> None:
+    """Seen on an H200 that servers of another run had come to meanwhile: each end took the whole 60 s."""
+    known = cards({3: [GIB // 2, 62 * GIB, 60 * GIB + GIB // 2]}, {os.getpid(): size})
+
+    async def ends() -> None:
+        async with living.begun(job(tmp_path, known), port, gpus=(3,)) as server:
+            ending = await server.end(grace_s=0.0, verify_s=30.0 if size == 60 * GIB else 2.0)
+            words = f"held by {processes.describe(os.getpid())}"
+            if size == 60 * GIB:
+                assert ending.others == f"GPU 3: 61,440 MiB more in use than before, by others, {words}"
+                assert (ending.left, ending.memory) == ("", ())
+            else:
+                assert ending.left == f"GPU 3: 61,440 MiB did not come back, {words}", "the rest may be the server's"
 
     asyncio.run(ends())
 

@@ -81,6 +81,14 @@ def test_a_silent_upgrade_is_told(tmp_path: Path, changed: dict[str, str], told:
     assert (told in finding.message, finding.level) == (True, level)
 
 
+def test_packages_that_are_missing_are_told_in_one_line(tmp_path: Path) -> None:
+    """A pruned SGLang 0.5.11 served for hours without IPython, anthropic, modelscope, kernels and flashinfer_cubin."""
+    needs = [*NEEDS, "IPython", "anthropic>=0.20.0"]
+    (finding,) = complaints(environment(tmp_path, FITTING, needs))
+    assert finding.message == "sglang asks for IPython, anthropic>=0.20.0, and none of them is installed"
+    assert finding.fix.endswith("-m pip install 'IPython' 'anthropic>=0.20.0'")
+
+
 def test_what_was_compiled_against_another_torch_is_told(tmp_path: Path) -> None:
     """The engine is content with torch; the upgrade has broken torchvision, which nobody asked."""
     installed = {**FITTING, "torchvision": "0.23.0"}

@@ -25,5 +25,5 @@ def test_a_run_is_as_planned(llama: Case, args: dict[str, Any], concurrency: Any
     told = [event for event, _ in events.read(llama.run_folder.events)]
     assert [event for event in told if event.kind == "plan"] == []
     [ready] = [event.text for event in told if event.kind == "ready"]
-    assert ready.endswith(f" for {running} requests at once, limited by {found.limited_by}")
+    assert ready.endswith(f": it takes {running} requests at once, limited by {found.limited_by}")
     assert plan.build(configfile.load(path)).pending == 0

@@ -27,9 +27,10 @@ from tests.chaos.conftest import Here
 from tests.conftest import write_prompts
 from tests.harness import DEADLINE_S, Case, answered_prompts, assert_whole, last_turn
 from tests.objectstore import Mount
-from tokenmill import dataset, events
+from tokenmill import dataset, environment, events, history
 from tokenmill.backup import keeper, layout, restore
 from tokenmill.backup.layout import Holder, Lease, Manifest
+from tokenmill.backup.restore import TOLD
 from tokenmill.folder import RunFolder
 from tokenmill.machine.processes import ProcessId
 
@@ -129,7 +130,7 @@ def test_a_lost_machine_costs_what_came_after_its_last_copy(
     final = newest(target)
     assert final is not None
     sources = {file.source for file in final.files}
-    assert {"config.toml", "events.jsonl", "data/settings.jsonl", "report.html", "report.json"} <= sources
+    assert {"config.toml", "data/settings.jsonl", "report.html", "report.json", *TOLD} - {"notified.json"} <= sources
     assert not any(source.startswith("data/journal") for source in sources)
     if "object store" in request.node.name:
         mount: Mount = request.getfixturevalue("bucket")
@@ -139,6 +140,11 @@ def test_a_lost_machine_costs_what_came_after_its_last_copy(
     assert case.run() == 0, case.output()
     assert_whole(case, KEYS)
     assert answered_prompts(log).total() == before
+    states = [moment.state for moment, _ in history.read(case.run_folder.history)]
+    assert (states.count("preflight"), states.count("done")) == (4, 2), (
+        "each life's history is there, the lost ones', too"
+    )
+    assert len(environment.read(case.run_folder.environment)) == 1
 
 
 @pytest.mark.long

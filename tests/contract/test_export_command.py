@@ -59,7 +59,7 @@ def test_options_are_heard_and_what_is_left_out_is_told(done: Case, tokenmill: C
 
 def test_a_run_that_goes_on_can_be_exported(case: Case, tokenmill: Command) -> None:
     """What is stored at that moment, whole rows only; the run is not disturbed."""
-    case.write(engine={"args": {"slots": 4, "latency-ms": 300}}, fleet={"servers": 1})
+    case.write(engine={"args": {"slots": 4, "latency-ms": 900}}, fleet={"servers": 1})
     process = case.start()
     case.until_done(8, process)
     assert tokenmill("export", case.run_path, "specforge", case.folder / "early")[0] == 0

@@ -235,6 +235,12 @@ def test_sglang_a_missing_file_of_the_model_is_named_and_never_tried_again() -> 
     assert "doctor" in failure.fix
 
 
+def test_sglang_a_taken_port_is_named_though_the_server_never_ends() -> None:
+    failure = engine("sglang").diagnose(recorded.tail(f"{SGLANG}/http-port-taken.log"), -9)
+    assert (failure.kind, failure.cause) == (FailureKind.PORT, "its HTTP port was taken by another process")
+    assert "14150" in failure.lines[0]
+
+
 def test_sglang_a_killed_scheduler_is_named() -> None:
     failure = engine("sglang").diagnose(recorded.tail(f"{SGLANG}/hybrid-mtp-reference-flags.log"), -9)
     assert failure.kind is FailureKind.CRASH

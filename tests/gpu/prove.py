@@ -3,6 +3,7 @@
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -95,6 +96,11 @@ def phases(case: Case) -> list[str]:
     ]
 
 
+def keep(args: argparse.Namespace, step: str, found: Mapping[str, Any]) -> None:
+    """What a step has found so far: a machine may be gone before the step's end."""
+    (args.out / f"stages-{args.work.name}-{step}.json").write_text(json.dumps(found, indent=1, default=str))
+
+
 Step = Callable[[Path, argparse.Namespace], dict[str, Any]]
 """A proof: the folder it may make, the arguments → what it found."""
 
@@ -120,7 +126,7 @@ def prove(steps: Mapping[str, Step]) -> int:
         began = time.monotonic()
         try:
             results[name] = steps[name](args.work / name, args)
-        except (AssertionError, LookupError, OSError, ValueError, TypeError) as error:
+        except (AssertionError, LookupError, OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
             results[name] = {"FAILED": f"{type(error).__name__}: {str(error)[-6000:]}"}
         while _made:
             _made.pop().cleanup()

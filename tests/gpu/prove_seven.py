@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tests import bynumber
-from tests.gpu.closed_loop import peak
+from tests.gpu.closed_loop import forget, loop, steady
 from tests.gpu.prove import START_S, cards, make_case, phases, prove, write_prompts
-from tests.gpu.prove_node import ARGS, GENERATION, SAMPLING, under_tokenmill
+from tests.gpu.prove_node import ARGS, PEAK_S, RAMP_S, generation, sampling, under_tokenmill
 from tests.gpu.prove_sglang import exactness
 from tests.harness import Case, assert_whole
 from tokenmill import events
@@ -30,7 +30,7 @@ SERVERS = 7
 WIDTH = 128
 MANY = {**ARGS, "cuda-graph-max-bs": 128, "max-total-tokens": 200_000}
 STALL_S = 20.0
-SHORT = {"max_tokens": 128, "extra": {"min_new_tokens": 64}}
+SHORT = {"max_tokens": 128, "extra": {}}
 """50,000 answers within minutes, on one card, too."""
 
 
@@ -65,7 +65,7 @@ def many_case(folder: Path, args: argparse.Namespace, servers: int, **overrides:
         args,
         args.port,
         engine={"args": MANY},
-        generation={**GENERATION, "concurrency": WIDTH, **overrides.pop("generation", {})},
+        generation={**generation(args), "concurrency": WIDTH, **overrides.pop("generation", {})},
         fleet={"gpus": cards(args, min(servers, len(args.gpus))), "servers": servers, "stall_timeout": f"{STALL_S}s"},
         **overrides,
     )
@@ -138,9 +138,11 @@ def scale(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         case.write(fleet={"keep_servers": "always", "gpus": cards(args, servers), "servers": servers})
         assert case.run(timeout_s=START_S) == 0, case.output()
         records = case.records()
-        prompts = [json.loads(bytes(record.prompt_ids)) for record in records[:2000]]
+        asked = [json.loads(bytes(each.prompt_ids)) for each in sorted(records, key=lambda each: each.started)]
         ports = [entry.port for entry in case.run_folder.state().servers]
-        own, bare = under_tokenmill(records, 2.0), peak(ports, prompts, SAMPLING, WIDTH, 12.0)
+        forget(ports)
+        bare = steady(loop(ports, asked, sampling(args), WIDTH, PEAK_S + RAMP_S), RAMP_S)
+        own = under_tokenmill(records, RAMP_S)
         case.wait(case.command("down", str(case.run_path)), 120)
         found[f"{servers}"] = {
             "tokens": own.tokens,

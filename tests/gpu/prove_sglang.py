@@ -58,11 +58,23 @@ def main_run(case: Case, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def end_ids(model: Path) -> set[int]:
+    """Tokens at which SGLang stops: also at the tokenizer's; transformers 5.6 converts a wrong one from GGUF."""
+    return {*modelfiles.end_tokens(model), load_tokenizer(model).eos_token_id}
+
+
+def render(prompts: Path, model: Path) -> list[list[int]]:
+    """The prompts' token ids, in the file's order."""
+    tokenizer = load_tokenizer(model)
+    texts = [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    rendered = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
+    return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in rendered]
+
+
 def exactness(records: list[Record], model: Path) -> dict[str, int]:
     """Ids against the model's own tokenizer, record by record; every figure but the first two must be 0."""
-    tokenizer = load_tokenizer(model)
-    # SGLang stops at the tokenizer's end token, too; transformers 5.6 converts a wrong one from GGUF.
-    ends = {*modelfiles.end_tokens(model), tokenizer.eos_token_id}
+    tokenizer, ends = load_tokenizer(model), end_ids(model)
     wrong = dict.fromkeys(("prompt ids differ", "text differs", "count differs", "no end token after stop"), 0)
     stops = 0
     for record in records:

@@ -130,7 +130,7 @@ def test_totals_add_up_while_rows_are_made_anew_and_are_the_same_after_a_restart
     assert [(record.row, record.sample, record.turn) for record in records] == ids
     briefs = list(dataset.briefs(folder.data))
     assert len(briefs) > len(ids)
-    current = list(dataset.current(folder.data))
+    current = list(dataset.current(folder.data, dataset.Brief))
     assert sorted((brief.key, brief.turn, brief.labels) for brief in current) == sorted(
         (record.key, record.turn, list(record.labels)) for record in records
     )

@@ -69,5 +69,9 @@ def test_following_ends_when_nobody_reads_any_more(tmp_path: Path) -> None:
     assert list(logs(_folder(tmp_path, s0="a\n"), 0, follow=True, ended=lambda: True)) == [(0, "a")]
 
 
-def test_a_pipe_gets_no_colours() -> None:
-    assert shown(3, "line", io.StringIO()) == "[3] line"
+def test_a_pipe_gets_a_log_as_it_is_and_a_terminal_its_colours_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert shown(3, "line \033[2J", io.StringIO()) == "[3] line \033[2J"
+    near, far = os.openpty()
+    with os.fdopen(near, "rb"), os.fdopen(far, "w") as terminal:
+        assert shown(3, "\033[1mline\033[2J", terminal) == "\033[32m[3]\033[0m \033[1mline\033[0m"

@@ -207,6 +207,18 @@ def test_what_would_mix_two_datasets_is_refused(
     assert len(said.splitlines()) == 2
 
 
+@pytest.mark.parametrize("left", ["nothing", "a retry's row"])
+def test_records_that_nobody_says_what_they_were_made_with_are_refused(
+    four: list[Path], tmp_path: Path, left: str
+) -> None:
+    """They could be another model's."""
+    data = four[2] / "data"
+    (row,) = settings.read(data)
+    settings.write(data, [settings.for_retry(row, 1, ("empty",))] if left == "a retry's row" else [])
+    said = refused(GuardError, *four, tmp_path / "out")
+    assert f"{data / 'settings.jsonl'} is lost or damaged" in said
+
+
 def test_another_prompt_set_is_refused(four: list[Path], tmp_path: Path) -> None:
     with (tmp_path / "prompts.jsonl").open("ab") as out:
         out.write(b'{"id": "late", "prompt": "x"}\n')

@@ -134,7 +134,7 @@ def test_full_journals_and_what_is_left_at_the_end_are_sealed_by_a_process_of_th
 def test_a_journal_that_cannot_be_sealed_stays_and_is_told(tmp_path: Path) -> None:
     (tmp_path / ".part-000001.parquet").mkdir()
     (told,) = asyncio.run(kept(tmp_path, [record("a")], seal=True))
-    assert told.startswith("warn: journal-000001.jsonl could not be sealed and stays as it is: ")
+    assert told.startswith("warn: journal-000001.jsonl could not be sealed and stays as it is, whole: ")
     assert keys(tmp_path) == ["a"]
 
 

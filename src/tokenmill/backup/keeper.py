@@ -24,8 +24,8 @@ from tokenmill.errors import GuardError, PreflightError, StoreError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.folder import RunFolder
 from tokenmill.machine import processes
+from tokenmill.plain import duration
 from tokenmill.progress import Progress
-from tokenmill.view import duration
 
 LEASES = 3
 """Rounds that a lease outlives: two may fail before another machine can take over."""

@@ -22,7 +22,12 @@ from tokenmill.backup.layout import Copied, DamagedError, Manifest, Sign
 from tokenmill.errors import StoreError
 from tokenmill.folder import RunFolder, write_aside
 
-_WANTED = re.compile(r"events\.jsonl|data/(?:journal-\d+\.jsonl|part-\d+\.parquet|settings\.jsonl|prompts\.json)")
+TOLD = ("events.jsonl", "history.jsonl", "environment.jsonl", "notified.json")
+"""What tells of the run's past. This start has begun some of them anew: the old comes before the new, but for the last,
+of which the new one stays."""
+
+_DATA = r"data/(?:journal-\d+\.jsonl|part-\d+\.parquet|settings\.jsonl|prompts\.json)"
+_WANTED = re.compile(rf"{'|'.join(map(re.escape, TOLD))}|{_DATA}")
 """What comes back. The config is the one that `run` was given, and a report is written anew."""
 
 
@@ -128,15 +133,19 @@ def _fetch(target: Path, file: Copied, path: Path, sign: Sign) -> None:
         raise DamagedError(f"{file.source} has other bytes than were copied")
 
 
+def _tell_past(old: bytes, path: Path) -> None:
+    new = path.read_bytes() if path.exists() else b""
+    if not new.startswith(old) and (not new or path.suffix == ".jsonl"):
+        write_aside(path, old + new)
+
+
 def _place(aside: Path, folder: RunFolder, manifest: Manifest, newest: Manifest) -> None:
     """The book first: a death before `data` is in place restores again, one after it knows what it has."""
     book = Book(secrets.token_hex(8), (newest.folder, newest.number), manifest.files, read_book(folder).apart)
     write_book(folder, book)
-    events = aside / "events.jsonl"
-    if events.exists():
-        new = folder.events.read_bytes() if folder.events.exists() else b""
-        if not new.startswith(old := events.read_bytes()):
-            write_aside(folder.events, old + new)
+    for name in TOLD:
+        if (aside / name).exists():
+            _tell_past((aside / name).read_bytes(), folder.path / name)
     shutil.rmtree(folder.data, ignore_errors=True)  # it holds no record
     (aside / "data").rename(folder.data)
     handle = os.open(folder.path, os.O_RDONLY)

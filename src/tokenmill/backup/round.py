@@ -2,8 +2,8 @@
 
 A mount may hang for minutes, and a thread that hangs in it could never be ended: a process can. It dies with its run.
 
-Each visit first asks whose the copy is. A round then copies what is new: sealed parts once, journals and events by
-the whole lines that came since, and last of all the manifest. A restore puts them together again (restore.py).
+Each visit first asks whose the copy is. A round then copies what is new: sealed parts once, journals, events and
+history by the whole lines that came since, and last of all the manifest. A restore puts them together (restore.py).
 """
 
 import os
@@ -33,8 +33,14 @@ SIGN_S = 1.0
 MOST_PIECES = 32
 """Of a file: a long one that grows slowly would else be a thousand small files, of 50 ms each on an object store."""
 
-SMALL = ("config.toml", "data/settings.jsonl", "data/prompts.json", "report.html", "report.json")
+SMALL = (
+    *("config.toml", "environment.jsonl", "notified.json", "data/settings.jsonl", "data/prompts.json"),
+    *("report.html", "report.json"),
+)
 """Files that are copied whole when they have changed. The settings follow the records made with them."""
+
+GROWING = ("events.jsonl", "history.jsonl")
+"""Files of which the new lines are copied. Last: what they tell of is in the copy, too."""
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -233,11 +239,15 @@ class Visit:
                 old = known.get(source)
                 same = old and xxhash.xxh3_128_hexdigest(path.read_bytes()) == old.xxh3
                 yield old if old and same else self._whole(source, path)
-        handle = os.open(self.folder.events, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            yield from self._lines("events.jsonl", handle, known)
-        finally:
-            os.close(handle)
+        for source in GROWING:
+            try:
+                handle = os.open(self.folder.path / source, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                yield from self._lines(source, handle, known)
+            finally:
+                os.close(handle)
 
     def _open_journals(self) -> Iterator[tuple[Path, int]]:
         for journal in store.journals(self.folder.data):

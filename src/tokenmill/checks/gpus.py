@@ -61,7 +61,8 @@ def _number(context: Context, chosen: Sequence[Gpu]) -> Iterator[Finding]:
     fleet = context.config.fleet
     groups = len(chosen) // fleet.gpus_per_server
     if fleet.servers > groups:
-        words = f"fleet.servers = {fleet.servers} on {len(chosen)} GPUs: some would share a card and its memory"
+        count = "1 GPU" if len(chosen) == 1 else f"{len(chosen)} GPUs"
+        words = f"fleet.servers = {fleet.servers} on {count}: some would share a card and its memory"
         yield Finding("gpus", "warn", "", words, f"fleet.servers = {groups}")
     elif not fleet.servers and (idle := len(chosen) % fleet.gpus_per_server):
         words = f"{idle} of {len(chosen)} GPUs stay idle: fleet.gpus_per_server = {fleet.gpus_per_server}"

@@ -30,18 +30,30 @@ OLDEST_FOR_13 = (7, 5)
 
 def check_needs(context: Context, package: Package) -> Iterator[Finding]:
     """Every declared need is met, and torch's CUDA fits the driver and the cards."""
-    python = python_of(context.config)
+    python, missing = python_of(context.config), list[str]()
     for owner, requirements in package.needs.items():
         for need, version in unmet(requirements, package, extras=owner == context.engine.package):
             if not version and owner != context.engine.package:
                 continue  # a part of a part that the engine may never use
+            wanted = f"{need.name}{need.specifier}"
             ends = context.config.engine.kind == "sglang" and need.name in REFUSED
             ends = ends and owner == context.engine.package and _is_older(need, version)
             ends = ends and SKIPS_IT not in context.config.engine.env
-            words = f"{owner} asks for {need.name}{need.specifier}, and {version or 'nothing'} is installed"
-            fix = f"{python} -m pip install '{need.name}{need.specifier}'"
-            yield Finding("engine", "fail" if ends else "warn", python, words, fix)
+            if not version and not ends:
+                missing.append(wanted)
+                continue
+            words = f"{owner} asks for {wanted}, and {version or 'nothing'} is installed"
+            yield Finding("engine", "fail" if ends else "warn", python, words, _install(python, wanted))
+    if missing:
+        none = "nothing" if len(missing) == 1 else "none of them"
+        words = f"{context.engine.package} asks for {', '.join(missing)}, and {none} is installed"
+        yield Finding("engine", "warn", python, words, _install(python, *missing))
     yield from _cuda(context, package, context.cards)
+
+
+def _install(python: str, *wanted: str) -> str:
+    quoted = " ".join(f"'{each}'" for each in wanted)
+    return f"{python} -m pip install {quoted}"
 
 
 def unmet(requirements: list[str], package: Package, *, extras: bool = True) -> Iterator[tuple[Requirement, str]]:

@@ -88,7 +88,7 @@ def compare(text: str, spelled: str, specials: "re.Pattern[str]", pieces: Sequen
     if own == ids:
         return Agreement.SPACES
     for found in ((own,), ["".join(_without_cuts(specials.sub("", piece)).split()) for piece in pieces]):
-        if found and _stand_in(found, ids):
+        if any(found) and _stand_in(found, ids):  # nothing at all stands in anything
             return Agreement.MARKS
     return Agreement.OTHER
 

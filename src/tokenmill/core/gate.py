@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tokenmill.core.judge import TRUNCATED, Verdict
 from tokenmill.core.records import NO_COHORT, PROMPT_FAULTS
+from tokenmill.core.status import GateShare
 
 ROUNDING = 1e-9  # 0.29 × 100 is 28.999…: a cohort at exactly its share is not above it
 
@@ -117,6 +118,20 @@ class Gate:
         if cohort not in self.tallies:
             self.tallies[cohort] = Tally(size=self.limits.cohort)
         return self.tallies[cohort]
+
+    def shares(self) -> tuple[GateShare, ...]:
+        """How near each count is to what is allowed; empty before anything has ended."""
+        tallies = [tally for tally in self.tallies.values() if tally.ended > 0]
+        ended, limits, found = sum(tally.ended for tally in tallies), self.limits, list[GateShare]()
+        for what, allowed in (
+            ("rejected", limits.max_rejected),
+            ("failed", limits.max_failed),
+            ("truncated", limits.max_truncated),
+        ):
+            bad: list[int] = [getattr(tally, what) for tally in tallies]
+            worst = max((count / max(tally.size, 1) for count, tally in zip(bad, tallies, strict=True)), default=0.0)
+            found.append(GateShare(what, round(sum(bad) / max(ended, 1), 4), allowed, round(worst, 4)))
+        return tuple(found) if tallies else ()
 
     def _bad(self, tally: Tally) -> tuple[str, int, float] | None:
         """Cohorts of merged runs hold those of all shards: more have ended than a cohort has."""

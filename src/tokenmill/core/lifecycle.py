@@ -163,7 +163,7 @@ def _progress(server: Server, strong: bool, now: float) -> Step:
         return server, ()  # a busy process is no answer: answers and tokens are
     server = replace(server, progress_at=now)
     if server.state is State.SUSPECT and server.doubt is None:
-        return _enter(server, State.READY, now), (Tell("makes progress again"),)
+        return _enter(server, State.READY, now), (Tell("well: answers or tokens come again"),)
     return server, ()
 
 
@@ -335,7 +335,10 @@ def _tick_ready(server: Server, tick: Tick, now: float) -> Step:
     if silent <= server.timing.stall_timeout:
         return server, ()
     suspect = replace(server, state=State.SUSPECT, since=now)
-    return suspect, (ProbeGeneration(), Tell(f"no answer and no token for {silent:.0f} s"))
+    return suspect, (
+        ProbeGeneration(),
+        Tell(f"no answer and no token for {silent:.0f} s; a small generation decides"),
+    )
 
 
 def _hang(cause: str) -> Failure:
@@ -349,7 +352,7 @@ def _doubt(server: Server, event: ProbePassed | ProbeFailed | Trouble, now: floa
 def _probed(server: Server, event: ProbePassed | ProbeFailed, now: float) -> Step:
     """A failed probe decides where a slot was free for it; where none was, the tokens of what holds the slots do."""
     if isinstance(event, ProbePassed):
-        return _enter(server, State.READY, now), (Tell("answers again"),)
+        return _enter(server, State.READY, now), (Tell("well: the small generation came back"),)
     silent = now - server.progress_at > server.timing.stall_timeout
     if event.burning or not (event.free or (event.sighted and silent)):
         return server, (ProbeGeneration(PROBE_PAUSE),)
@@ -364,7 +367,7 @@ def _probed(server: Server, event: ProbePassed | ProbeFailed, now: float) -> Ste
 def _trouble(server: Server, failure: Failure, now: float) -> Step:
     if server.state is State.READY:
         suspect = replace(server, state=State.SUSPECT, since=now, doubt=failure)
-        return suspect, (ProbeGeneration(PROBE_PAUSE), Tell(f"in doubt: {failure}"))
+        return suspect, (ProbeGeneration(PROBE_PAUSE), Tell(f"in doubt: {failure}; a small generation decides"))
     if server.state is State.SUSPECT and server.doubt is None:
         return replace(server, doubt=failure), ()
     return server, ()

@@ -87,7 +87,7 @@ RESTARTS: Mapping[FailureKind, Restart] = {
     FailureKind.MEMORY_KV: Restart.NEVER,
     FailureKind.MEMORY_GRAPHS: Restart.LESS_MEMORY,
     FailureKind.MEMORY: Restart.ONCE,
-    FailureKind.OCCUPIED: Restart.BACKOFF,
+    FailureKind.OCCUPIED: Restart.WAIT,  # whoever holds the card may end in an hour
     FailureKind.PORT: Restart.OTHER_PORTS,
     FailureKind.CHILD: Restart.BACKOFF,
     FailureKind.DEVICE: Restart.ONCE,  # a card that faults twice is not to be trusted

@@ -1,5 +1,6 @@
 """How long a start takes, phase by phase: what the last one took tells when this one will be ready. Pure."""
 
+import re
 from collections.abc import Sequence
 
 Phases = Sequence[tuple[str, float]]
@@ -27,3 +28,15 @@ def words(phases: Phases) -> str:
     for name, seconds in phases:
         total[name] = total.get(name, 0.0) + seconds
     return ", ".join(f"{name} {seconds:.0f} s" for name, seconds in total.items() if seconds >= SHORT_S)
+
+
+_READY = re.compile(r"ready after (\d+) s \((.+?)\): it takes ")
+_PHASE = re.compile(r"(.+?) (\d+) s(?:, |$)")
+
+
+def told(text: str) -> tuple[float, list[tuple[str, float]]] | None:
+    """A start's seconds and phases by the words of its event, "ready after 55 s (weights 30 s): it takes …"."""
+    ready = _READY.match(text)
+    if ready is None:
+        return None
+    return float(ready[1]), [(name, float(seconds)) for name, seconds in _PHASE.findall(ready[2])]

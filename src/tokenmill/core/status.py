@@ -2,11 +2,27 @@
 
 import msgspec
 
+STEPS = ("preflight", "staging", "starting", "generating", "draining", "sealing", "stopping")
+ENDED = ("done", "stopped", "failed")
+"""A run's states while it goes on, and those that it leaves."""
+
+
+def name_of(node: str, index: int) -> str:
+    """A server's name: its number, with its node in front where there are several."""
+    return f"{node}/{index}" if node else str(index)
+
+
+def by_name(name: str) -> tuple[str, int, str]:
+    """Sorts servers' names: node by node, their numbers as numbers."""
+    node, _, index = name.rpartition("/")
+    return (node, int(index) if index.isdecimal() else -1, index)
+
 
 class ServerStatus(msgspec.Struct, frozen=True):
     """One server. `percent` is of the whole start; rates are tokens a second over the last minute; times in seconds.
 
     `eta_s` is until it is ready, if this start goes as the last one did. `doing`: what a silent one does, in words.
+    `last_error` is why it does not serve, `last_problem` also what it has got over.
     """
 
     node: str
@@ -25,6 +41,12 @@ class ServerStatus(msgspec.Struct, frozen=True):
     last_error: str
     eta_s: float | None = None
     doing: str = ""
+    last_problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """As the server is called everywhere."""
+        return name_of(self.node, self.index)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -47,6 +69,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     credits: int = 0
     tokens: int = 0
     findings: tuple[Finding, ...] = ()
+    step: "Step | None" = None
 
 
 class PromptCounts(msgspec.Struct, frozen=True):
@@ -58,12 +81,49 @@ class PromptCounts(msgspec.Struct, frozen=True):
     failed: int = 0
     pending: int = 0
 
+    @property
+    def done(self) -> int:
+        """Ids that have a record."""
+        return self.total - self.pending
+
+    @property
+    def verdicts(self) -> str:
+        """In words."""
+        return f"{self.accepted:,} accepted, {self.rejected:,} rejected, {self.failed:,} failed"
+
+
+class GateShare(msgspec.Struct, frozen=True):
+    """What the gate counts: `what` is rejected, failed or truncated, `share` of all that ended, `allowed` of a cohort,
+    `worst` the highest that any cohort has for certain."""
+
+    what: str
+    share: float
+    allowed: float
+    worst: float
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A long step that goes on: `done` of `total` units (0: nobody knows), `per_s` of the last seconds, None unknown.
+
+    `unit` is a plural, or "bytes".
+    """
+
+    what: str
+    done: int
+    total: int
+    unit: str
+    per_s: float | None = None
+    note: str = ""
+
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """`state` is the run's step: preflight, staging, starting, generating, draining, sealing, done, stopped, failed.
+    """`state` is one of STEPS or ENDED; "up" where servers go on alone; "killed" by those who find it so.
 
     `tokens` came in `seconds` of generating since this start; `tokens_per_s` is of the last minute, and their quotient
-    once servers have stopped. `copied` is the Unix time of the newest whole copy in output.copy_to, 0 without one.
+    once servers have stopped. `copied` is the Unix time of the newest whole copy in output.copy_to, 0 without one;
+    `written` that of the newest record in the journal. `loop_lag_s` is the longest of the last seconds that tokenmill
+    itself was late by, doing other things. `eta_s` is likely, `eta_low_s` to `eta_high_s` honest (core/eta); None where
+    unknown, or where nothing bounds it.
     """
 
     run: str
@@ -80,3 +140,9 @@ class RunStatus(msgspec.Struct, frozen=True):
     updated: float = 0.0
     copied: float = 0.0
     findings: tuple[Finding, ...] = ()
+    written: float = 0.0
+    loop_lag_s: float = 0.0
+    eta_low_s: float | None = None
+    eta_high_s: float | None = None
+    gate: tuple[GateShare, ...] = ()
+    step: Step | None = None

@@ -117,6 +117,10 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 """Tokens of one completion; a server that counts otherwise gives an answer that cannot be read."""
 
 
+PARSED = "tool_calls"
+"""The finish reason of an answer from whose text the server took tool calls."""
+
+
 class Rendered(msgspec.Struct, frozen=True):
     """A prompt as it is sent: token ids where tokenmill or the server rendered it, messages where the server will."""
 

@@ -2,8 +2,8 @@
 
 Facts from its source (server_args.py, http_server.py, tokenizer_manager.py of both versions) and from real runs of
 0.5.11 on an H200: /model_info answers 17 s and more before anything can be generated, and for any stale server on the
-port; `--weight-version` is repeated there, which makes it the identity; a port clash shows only after the whole load
-and prints a false ready line; every death ends in exit code -9, since the main process kills itself.
+port; `--weight-version` is repeated there, which makes it the identity; a port clash shows only after the whole load,
+prints a false ready line or waits for ever; every death ends in exit code -9, since the main process kills itself.
 """
 
 import re

@@ -215,11 +215,12 @@ _NOTICED = (
 
 TIERS: Tiers = ((*COMMON_ROOTS, *_ROOTS), _OUT_OF_MEMORY, COMMON_WEAK, _EXCEPTIONS, (*COMMON_NOTICED, *_NOTICED))
 
-# Lines that hold words of failure and mean none: a model class that cannot be imported, a client's own bad request.
+# Lines that hold words of failure and mean none, or that stand last in a killed server's log and tell nothing: a model
+# class that cannot be imported, a client's own bad request, answered requests, what is left to clean up.
 HARMLESS = re.compile(
     r"Ignore import error when loading|Can not initialize OpenAIServingResponses|libtorchcodec|"
     r"Failed to load generation config|\[http_server\] Error|Using custom SIGQUIT handler|Error in request:|"
-    r"server_args=|is already in use, trying port"
+    r"server_args=|is already in use, trying port|HTTP/1\.\d\" \d{3}|resource_tracker: "
 )
 
 DUMP = ("[start of libtorchcodec loading traceback]", "[end of libtorchcodec loading traceback]")

@@ -3,12 +3,12 @@
 What NVML does not tell is unknown, never a guess. NVML may take its time with a card that is ill: call from a thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
 from tokenmill.errors import PreflightError
-from tokenmill.machine import nvml
+from tokenmill.machine import nvml, processes
 
 CardId = int | str
 """As CUDA_VISIBLE_DEVICES has it: the index in PCI order, or a slice's UUID."""
@@ -20,23 +20,33 @@ TOLERANCE = 1 << 30
 @dataclass(frozen=True, slots=True)
 class CardUse:
     """Of one card, or of several together: bytes in use; percent of the time in which a kernel ran, None where unknown;
-    the processes that hold memory, as far as they can be seen from here."""
+    the processes that hold memory, as far as they can be seen from here, with their bytes, None where unknown; all that
+    the card has, 0 where unknown."""
 
     memory: int
     percent: int | None = None
-    pids: tuple[int, ...] = ()
+    holders: Mapping[int, int | None] = field(default_factory=dict)
+    total: int = 0
+
+    @property
+    def unclaimed(self) -> int:
+        """Bytes that no living process is known to hold: the driver's own, and those of processes that are ending."""
+        return self.memory - sum(size or 0 for pid, size in self.holders.items() if processes.lives(pid))
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Memory of a card that did not come back: bytes above what it held before; who holds it as far as can be seen."""
+    """Memory that a card holds beyond what it held before: bytes; who holds it as far as can be seen. `others`: living
+    processes hold all of it, so that nothing of a server that is gone can be in it."""
 
     card: CardId
     size: int
     pids: tuple[int, ...] = ()
+    others: bool = False
 
     def __str__(self) -> str:
-        return f"GPU {self.card}: {self.size / 2**20:,.0f} MiB did not come back"
+        amount = f"GPU {self.card}: {self.size / 2**20:,.0f} MiB"
+        return f"{amount} more in use than before, by others" if self.others else f"{amount} did not come back"
 
 
 Reader = Callable[[CardId], CardUse | None]
@@ -91,18 +101,21 @@ class Cards:
         return CardUse(
             sum(each.memory for each in known),
             max(percents, default=None),
-            tuple(pid for each in known for pid in each.pids),
+            {pid: size for each in known for pid, size in each.holders.items()},
+            sum(each.total for each in known),
         )
 
     def unreturned(self, cards: Sequence[CardId], server: int, bases: Sequence[int | None]) -> tuple[Held, ...]:
-        """What a server that is gone left on its cards; nothing where another of ours has them, or nobody knows."""
+        """What its cards hold beyond what they held before a server that is gone, all of whose processes have ended;
+        nothing where another of ours has them, or nobody knows."""
         held = []
         for card, base in zip(cards, bases, strict=False):
             if base is None or self._users.get(card, set()) - {server}:
                 continue
             found = self.read(card)
             if found is not None and found.memory > base + TOLERANCE:
-                held.append(Held(card, found.memory - base, found.pids))
+                others = found.unclaimed <= TOLERANCE
+                held.append(Held(card, found.memory - base, tuple(found.holders), others))
         return tuple(held)
 
 

@@ -58,9 +58,9 @@ class Meter:
         except pynvml.NVMLError as error:
             raise PreflightError(f"no NVIDIA GPU can be reached: {error}") from error
 
-    def read(self, card: int | str) -> tuple[int, int | None, tuple[int, ...]] | None:
-        """Bytes in use, percent of the last moments in which a kernel ran (a slice does not tell), who holds memory;
-        None where the card cannot be asked. `card` is an index in PCI order, or a UUID."""
+    def read(self, card: int | str) -> tuple[int, int | None, dict[int, int | None], int] | None:
+        """Bytes in use, percent of the last moments in which a kernel ran (a slice does not tell), who holds how many
+        of them, all bytes of the card; None where it cannot be asked. `card` is an index in PCI order, or a UUID."""
         nvml = self._nvml
         try:
             if card not in self._handles:
@@ -68,7 +68,7 @@ class Meter:
                 find = nvml.nvmlDeviceGetHandleByIndex if by_index else nvml.nvmlDeviceGetHandleByUUID
                 self._handles[card] = find(card)
             handle = self._handles[card]
-            memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         except nvml.NVMLError:
             self._handles.pop(card, None)
             return None
@@ -80,7 +80,8 @@ class Meter:
             holders = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except nvml.NVMLError:
             holders = []
-        return memory, percent, tuple(process.pid for process in holders)
+        held = {process.pid: process.usedGpuMemory for process in holders}
+        return int(memory.used), percent, held, int(memory.total)
 
 
 class _Reader:

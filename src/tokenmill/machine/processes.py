@@ -109,6 +109,12 @@ def alive(process: ProcessId) -> bool:
     return found is not None and same and not dead(process.pid, found.state)
 
 
+def lives(pid: int) -> bool:
+    """Whether a process with that number lives here, whichever it is."""
+    found = stat(pid)
+    return found is not None and not dead(pid, found.state)
+
+
 def dead(pid: int, state: str) -> bool:
     """Whether nothing of it runs any more. A zombie with threads is on its way out: it still holds its GPU's memory."""
     if state != "Z":

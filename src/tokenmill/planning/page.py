@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from textwrap import wrap
 
+from tokenmill.plain import duration
 from tokenmill.planning.answer import Plan, Range
-from tokenmill.view import duration
 
 WIDTH, LABEL = 80, 18
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tokenmill.errors import PreflightError, StoppedError
 from tokenmill.machine import modelfiles, sources
-from tokenmill.staging.pace import Pace, Tell, gigabytes
+from tokenmill.plain import gigabytes
+from tokenmill.steps import Meter, Tell
 
 LOOK_S = 2.0
 HOLE = 1 << 16
@@ -29,10 +30,9 @@ def follow(
     patience_s: float = PATIENCE_S,
 ) -> None:
     """Returns once the model is whole; raises PreflightError where nothing comes any more, StoppedError."""
-    pace = Pace("waiting:", tell, look_s)
     problems, before = _problems(source), arrived(source)
-    pace.start_at(before)
     waited, quiet_since = False, time.monotonic()
+    meter = Meter(tell, "waiting:", start=before, every_s=5 * look_s)
     while True:
         time.sleep(look_s)
         if halted():
@@ -48,7 +48,7 @@ def follow(
             words = f"{source} is not whole, and no byte came for {patience_s:.0f} s: {_first(problems)}"
             raise PreflightError(words, fix="start its download again")
         waited = True
-        pace.seen(now, expected(source), _first(problems))
+        meter.at(now, _first(problems), total=expected(source))
 
 
 def _problems(source: Path) -> list[str]:

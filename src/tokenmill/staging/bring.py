@@ -14,10 +14,11 @@ from tokenmill.machine import copies, filesystems, sources
 from tokenmill.machine.copies import FileEntry, Lease, Manifest
 from tokenmill.machine.copying import Copied, Copier, Moment
 from tokenmill.machine.sources import SourceFile
+from tokenmill.plain import gigabytes
 from tokenmill.staging import placement
-from tokenmill.staging.pace import Pace, Tell, gigabytes
 from tokenmill.staging.placement import Place
 from tokenmill.staging.staged import Halted, Staged, changed
+from tokenmill.steps import Meter, Tell
 
 LOOK_S = 1.0
 """How often room is looked at, and how far the copy is written down for those who wait."""
@@ -101,12 +102,12 @@ def _prove(job: Copying, lock: copies.Lock, tell: Tell, halted: Halted) -> None:
 
 
 def _waits(job: Copying, tell: Tell, halted: Halted) -> Callable[[copies.Progress | None], None]:
-    pace = Pace("another tokenmill stages it:", tell)
+    meter = Meter(tell, "another tokenmill stages it:", total=job.size)
 
     def wait(progress: copies.Progress | None) -> None:
         if halted():
             raise StoppedError(f"stopped while another tokenmill staged {job.source}")
-        pace.seen(progress.done if progress else 0, job.size)
+        meter.at(progress.done if progress else 0)
 
     return wait
 
@@ -146,14 +147,14 @@ def _make(job: Copying, lock: copies.Lock, tell: Tell, halted: Halted) -> None:
 
 def _look(job: Copying, lock: copies.Lock, tell: Tell, halted: Halted) -> Callable[[Moment], None]:
     """What goes on beside a copy: its progress is told, its lock says how far it is, room and a stop are watched."""
-    pace = Pace("staged", tell)
+    meter = Meter(tell, "staged", total=job.size)
     looked_at = 0.0
 
     def look(moment: Moment) -> None:
         nonlocal looked_at
         if halted():
             raise StoppedError(f"stopped while {job.source} was staged")
-        pace.seen(moment.done, moment.total, f"{moment.streams} streams")
+        meter.at(moment.done, f"{moment.streams} streams", total=moment.total)
         now = time.monotonic()
         if now - looked_at >= LOOK_S:
             looked_at = now

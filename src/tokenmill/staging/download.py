@@ -15,10 +15,11 @@ from typing import Protocol
 from tokenmill.errors import PluginError, PreflightError, StoppedError, boundary
 from tokenmill.machine import copies, filesystems, sources
 from tokenmill.machine.copies import FileEntry, Manifest
+from tokenmill.plain import gigabytes
 from tokenmill.staging import placement
 from tokenmill.staging.arrival import arrived
-from tokenmill.staging.pace import Pace, Tell, gigabytes
 from tokenmill.staging.placement import Place
+from tokenmill.steps import Meter, Tell
 
 LOOK_S = 0.5
 PATIENCE_S = 600.0
@@ -141,12 +142,12 @@ def bring(order: Order, hub: Hub) -> Path:
 
 
 def _waits(order: Order) -> Callable[[copies.Progress | None], None]:
-    pace = Pace("another tokenmill fetches it:", order.tell)
+    meter = Meter(order.tell, "another tokenmill fetches it:")
 
     def wait(progress: copies.Progress | None) -> None:
         if order.halted():
             raise StoppedError(f"stopped while another tokenmill fetched {order.name}")
-        pace.seen(progress.done if progress else 0, progress.total if progress else 0)
+        meter.at(progress.done if progress else 0, total=progress.total if progress else 0)
 
     return wait
 
@@ -162,9 +163,8 @@ def _fetch(order: Order, hub: Hub, commit: str, aside: Path, size: int, lock: co
             trouble.append(error)
 
     thread = threading.Thread(target=fetch, name="download", daemon=True)
-    pace = Pace("fetched", order.tell)
     here, moved_at = arrived(aside), time.monotonic()
-    pace.start_at(here)
+    meter = Meter(order.tell, "fetched", total=size, start=here)
     thread.start()
     while thread.is_alive():
         thread.join(LOOK_S)
@@ -176,7 +176,7 @@ def _fetch(order: Order, hub: Hub, commit: str, aside: Path, size: int, lock: co
         elif time.monotonic() - moved_at > PATIENCE_S:
             raise PreflightError(f"{order.name}: no byte came from the hub for {PATIENCE_S:.0f} s", fix="start again")
         lock.note(here, size)
-        pace.seen(here, size)
+        meter.at(here)
     if trouble:
         words = f"{order.name} could not be fetched: {trouble[0]}"
         raise PreflightError(words, fix="start again: it goes on with what is there")

@@ -13,7 +13,7 @@ import platformdirs
 from tokenmill.machine import copies, filesystems, memory
 from tokenmill.machine.filesystems import Mount
 from tokenmill.machine.probe import Probe
-from tokenmill.staging.pace import gigabytes
+from tokenmill.plain import gigabytes
 
 RAM_DISK = Path("/dev/shm")
 RAM_RESERVE, RAM_RESERVE_PER_SERVER = 16 * 10**9, 8 * 10**9

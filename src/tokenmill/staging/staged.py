@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenmill.errors import PreflightError, StoppedError
 from tokenmill.machine import copies
 from tokenmill.machine.copies import Lease
-from tokenmill.staging.pace import Tell
+from tokenmill.steps import Tell
 
 LOOK_S = 1.0
 """How often somebody who waits for another server's restart asks whether it is over."""

@@ -120,7 +120,9 @@ def _chosen(folder: RunFolder, sample: int) -> int | None:
     """The greatest hash of an id that is in the sample, None for all: the same rows every time."""
     if not sample:
         return None
-    hashes = (-_hash(brief) for brief in dataset.current(folder.data) if FAILURES.isdisjoint(brief.labels))
+    hashes = (
+        -_hash(brief) for brief in dataset.current(folder.data, dataset.Brief) if FAILURES.isdisjoint(brief.labels)
+    )
     smallest = heapq.nlargest(sample, hashes)
     return -smallest[-1] if len(smallest) == sample else None
 
@@ -165,6 +167,7 @@ class _Look:
     def _spelling(self, record: Record, output: list[int]) -> None:
         spelled = self._again.decode(output)
         how = agree.compare(record.text, spelled, self._again.specials, (record.reasoning, record.answer))
+        how = how if self._again.knows(output) else Agreement.OTHER
         self._found.spelled[how] = self._found.spelled.get(how, 0) + 1
         if how is Agreement.OTHER and len(self._found.contradictions) < EXAMPLES:
             self._found.contradictions.append(Contradiction(self._id(record), record.text[:200], spelled[:200]))

@@ -20,6 +20,7 @@ from tokenmill import dataset, store
 from tokenmill.backup import layout, restore
 from tokenmill.backup.keeper import wait_s
 from tokenmill.backup.layout import DamagedError, Holder, Lease
+from tokenmill.backup.restore import TOLD
 from tokenmill.backup.round import MOST_PIECES, Order, Reply, visit
 from tokenmill.folder import RunFolder
 from tokenmill.machine import processes
@@ -448,12 +449,15 @@ def test_a_file_that_comes_back_other_than_it_was_written_is_no_copy(tmp_path: P
 
 def test_a_death_while_restoring_leaves_an_empty_folder_that_is_restored_again(world: World) -> None:
     world.append(3)
-    world.folder.events.write_bytes(b'{"t":1,"kind":"run","text":"old"}\n')
+    past = [world.folder.path / name for name in TOLD]
+    for path in past:
+        path.write_bytes(b"old\n")
     world.copy()
     shutil.rmtree(world.folder.path)
     world.number += 1
     world.folder.create()
-    world.folder.events.write_bytes(b'{"t":2,"kind":"run","text":"new"}\n')
+    for path in past[:-2]:
+        path.write_bytes(b"new\n")
     for die_at in range(100):
         try:
             reply = world.visit("begin", die_at)
@@ -463,7 +467,7 @@ def test_a_death_while_restoring_leaves_an_empty_folder_that_is_restored_again(w
         assert reply.kind == "restored"
         break
     assert world.keys() == world.snapshots[1]
-    assert [line[5:6] for line in world.folder.events.read_bytes().splitlines()] == [b"1", b"2"]
+    assert [path.read_bytes() for path in past] == [b"old\nnew\n", b"old\nnew\n", b"old\n", b"old\n"]
     assert not (world.folder.path / ".restore").exists()
 
 

@@ -45,7 +45,7 @@ class H200:
             "CurrentClocksEventReasons": 1,
             "EnforcedPowerLimit": 700000,
             "PowerManagementDefaultLimit": 700000,
-            "ComputeRunningProcesses": [SimpleNamespace(pid=7)],
+            "ComputeRunningProcesses": [SimpleNamespace(pid=7, usedGpuMemory=29 << 20)],
             "MaxMigDeviceCount": 3,
             "TotalEccErrors": 0,
             "FieldValues": [field],
@@ -171,14 +171,14 @@ def meter(card: H200, monkeypatch: pytest.MonkeyPatch) -> nvml.Meter:
 
 
 def test_a_meter_tells_memory_use_and_holders(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert meter(H200(), monkeypatch).read(0) == (644939776, 100, (7,))
+    assert meter(H200(), monkeypatch).read(0) == (644939776, 100, {7: 29 << 20}, 150754820096)
 
 
 @pytest.mark.parametrize(
     ("refused", "told"),
     [
-        ("nvmlDeviceGetUtilizationRates", (644939776, None, (7,))),  # a slice does not tell
-        ("nvmlDeviceGetComputeRunningProcesses", (644939776, 100, ())),
+        ("nvmlDeviceGetUtilizationRates", (644939776, None, {7: 29 << 20}, 150754820096)),  # a slice does not tell
+        ("nvmlDeviceGetComputeRunningProcesses", (644939776, 100, {}, 150754820096)),
         ("nvmlDeviceGetMemoryInfo", None),
         ("nvmlDeviceGetHandleByIndex", None),
     ],

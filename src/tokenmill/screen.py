@@ -1,0 +1,256 @@
+"""A run as a terminal's screen: status and last events → lines that fit, exactly. Pure, but for the local time zone.
+
+Nothing wraps by itself and nothing is cut without a sign. What has no room is summed up, and trouble is shown first.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from textwrap import wrap
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from tokenmill.core.server import SERVING
+from tokenmill.core.status import RunStatus, ServerStatus
+from tokenmill.events import Event
+from tokenmill.plain import against_gate, start_of, to_go
+from tokenmill.steps import step_words
+from tokenmill.untrusted import harmless
+
+COLUMNS = ("server", "state", "in flight, or start", "tok/s", "restarts", "accept")
+GAP = 2
+"""Between columns."""
+
+BAR, SERVER_BAR = 40, 6
+"""Widths of the run's bar, at most, and of a server's."""
+
+LEAST_PROBLEM = 30
+"""Room beside a server's row that its last problem is worth; with less it stands below."""
+
+EVENTS_LEAST = 6
+"""Lines of events that servers leave room for, with the title."""
+
+EVENT_LINES, FINDINGS, LABELS = 3, 4, 6
+"""Lines of one event, findings, labels at most."""
+
+_STYLE = {"ready": "green", "failed": "red", "quarantined": "red", "backoff": "yellow", "suspect": "yellow"}
+LEVEL = {"warn": "yellow", "error": "red"}
+"""Colours of events; a word says it, too."""
+
+_TROUBLE = ("failed", "quarantined", "backoff", "suspect", "stopping", "pending", "starting", "answering", "canary")
+"""Which servers are shown first where not all have room."""
+
+
+def screen(status: RunStatus | None, events: Sequence[Event], width: int, height: int) -> list[Text]:
+    """The whole screen, at most `height` lines of `width` cells."""
+    lines: list[Text] = []
+    if status is not None:
+        lines += _head(status, width)
+        told = list(_findings(status))
+        if status.servers:
+            kept_free = min(len(events) + 1 if events else 0, EVENTS_LEAST)
+            lines += _servers(status.servers, width, height - len(lines) - len(told) - kept_free)
+        lines += told
+    room = height - len(lines)
+    if events and room >= 2:
+        lines += [Text("last events", style="dim"), *_events(events, width, room - 1)]
+    return [_fit(line, width) for line in lines[:height]]
+
+
+def _fit(line: Text, width: int) -> Text:
+    line.truncate(width, overflow="ellipsis")
+    line.no_wrap = True
+    return line
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+def _head(status: RunStatus, width: int) -> Iterator[Text]:
+    clock = time.strftime("%H:%M:%S", time.localtime(status.updated)) if status.updated else ""
+    name = Text.assemble((harmless(status.run), "bold"), "  ", (status.state, "cyan"))
+    name.truncate(max(width - len(clock) - 1, 1), overflow="ellipsis", pad=True)
+    yield name.append(f" {clock}", style="dim")
+    counts = status.prompts
+    if counts.total:
+        yield _bar(counts.done, counts.total, min(BAR, width // 3)).append(
+            f"  {counts.done / counts.total:.1%}  {counts.done:,} of {counts.total:,} prompts done"
+        )
+        yield from _flow(_rates(status), width)
+        yield from _flow(_shares(status), width)
+        yield next(_flow(_verdicts(status), width))  # the rarest labels go first where there is no room
+    if status.step is not None:
+        words = step_words(status.step)
+        bar = [_bar(status.step.done, status.step.total, min(BAR, width // 4))] if status.step.total else []
+        yield from _flow([*bar, Text(words)], width)
+    if status.message:
+        yield from _wrapped(status.message, width, "yellow")
+
+
+def _rates(status: RunStatus) -> Iterator[Text]:
+    if words := to_go(status):
+        yield Text(words, style="bold")
+    mean = status.tokens / status.seconds if status.seconds else 0.0
+    if status.tokens_per_s or mean:
+        yield Text(f"{status.tokens_per_s:,.0f} tok/s now, {mean:,.0f} mean")
+    if status.slots_busy is not None:
+        yield Text(f"slots {status.slots_busy:.0%} busy")
+
+
+def _shares(status: RunStatus) -> Iterator[Text]:
+    for words, near in against_gate(status.gate):
+        yield Text(words, style="yellow" if near else "")
+
+
+def _verdicts(status: RunStatus) -> Iterator[Text]:
+    yield Text(status.prompts.verdicts)
+    for name, count in sorted(status.labels.items(), key=lambda each: -each[1])[:LABELS]:
+        yield Text(f"{name} {count:,}", style="dim")
+
+
+# -- the servers -------------------------------------------------------------------------------------------------------
+def _findings(status: RunStatus) -> Iterator[Text]:
+    findings = status.findings
+    told = findings[: FINDINGS if len(findings) <= FINDINGS else FINDINGS - 1]
+    for finding in told:
+        yield Text(harmless(f"server {finding.server}: {finding.text}"), style="yellow")
+    if more := len(findings) - len(told):
+        yield Text(f"and {more} findings more: tokenmill status", style="yellow")
+
+
+def _servers(servers: Sequence[ServerStatus], width: int, room: int) -> Iterator[Text]:
+    """A row each, its problem beside or below it; trouble first and the rest in one line where not all have room."""
+    cells = [_cells(server) for server in servers]
+    widths = [max(map(cell_len, column)) for column in zip(COLUMNS, *cells, strict=True)]
+    kept = len(COLUMNS)
+    while kept > 2 and sum(widths[:kept]) + GAP * (kept - 1) > width:
+        kept -= 1  # narrow terminals lose the right-most columns, never the state
+    used = sum(widths[:kept]) + GAP * kept
+    beside = width - used >= LEAST_PROBLEM
+    ready = sum(server.state in SERVING for server in servers)
+    title = "  ".join(set_cell_size(name, size) for name, size in zip(COLUMNS[:kept], widths, strict=False))
+    yield Text(f"{title}  {'last problem' if beside else ''}".rstrip(), style="dim")
+
+    blocks = [
+        list(_rows(server, words, widths[:kept], width if beside else 0))
+        for server, words in zip(servers, cells, strict=True)
+    ]
+    if sum(map(len, blocks)) < room:
+        for block in blocks:
+            yield from block
+        return
+    order = sorted(range(len(servers)), key=lambda number: _rank(servers[number]))
+    left, shown = room - 2, 0  # the title and the sum
+    for number in order:
+        if len(blocks[number]) > left:
+            break
+        left -= len(blocks[number])
+        shown += 1
+        yield from blocks[number]
+    rest = [servers[number] for number in order[shown:]]
+    yield Text(_sum(rest, ready, len(servers), first=not shown), style="dim")
+
+
+def _rank(server: ServerStatus) -> tuple[int, int]:
+    return (_TROUBLE.index(server.state) if server.state in _TROUBLE else len(_TROUBLE), server.index)
+
+
+def _sum(rest: Sequence[ServerStatus], ready: int, count: int, *, first: bool) -> str:
+    states = {server.state: sum(other.state == server.state for other in rest) for server in rest}
+    told = ", ".join(f"{number} {state}" for state, number in states.items())
+    slots = sum(server.capacity for server in rest)
+    flight = f"; {sum(server.in_flight for server in rest)}/{slots} in flight" if slots else ""
+    rate = sum(server.tokens_per_s for server in rest)
+    return f"{'' if first else 'and '}{told}{flight}{f', {rate:,.0f} tok/s' if rate else ''}  ({ready}/{count} ready)"
+
+
+def _rows(server: ServerStatus, words: Sequence[str], widths: Sequence[int], width: int) -> Iterator[Text]:
+    """Its row, with the last problem beside it where there is `width` for that, else below where it is in trouble."""
+    row = Text()
+    for number, (word, size) in enumerate(zip(words, widths, strict=False)):
+        row.append(set_cell_size(word, size), style=_STYLE.get(server.state, "") if number == 1 else "")
+        row.append(" " * GAP)
+    problem = harmless(server.last_error or server.doing or (server.last_problem if width else ""))
+    if problem and width:
+        row.append(problem, style="dim" if server.state in SERVING else "yellow")
+    row.rstrip()
+    yield row
+    if problem and not width:
+        yield Text(f"    {problem}", style="yellow")
+
+
+def _cells(server: ServerStatus) -> tuple[str, ...]:
+    """A server's words, in the order of COLUMNS."""
+    cards = server.gpu.split(",")
+    many = f"{cards[0]}-{cards[-1]}" if len(cards) > 2 and all(map(str.isdigit, cards)) else server.gpu
+    card = "" if server.gpu in ("none", "") else f" GPU {many}"
+    if server.capacity:
+        full = min(server.in_flight / server.capacity, 1.0)
+        doing = f"{_blocks(full, SERVER_BAR)} {server.in_flight}/{server.capacity}"
+    else:
+        doing = start_of(server)
+        if server.percent and server.phase not in ("", server.state):
+            doing = f"{_blocks(server.percent / 100, SERVER_BAR)} {doing}"
+    return (
+        f"{server.name}{card}",
+        server.state,
+        doing,
+        f"{server.tokens_per_s:,.0f}" if server.capacity else "",
+        str(server.restarts) if server.restarts else "",
+        f"{server.accept_length:.2f}" if server.accept_length and server.capacity else "",
+    )
+
+
+# -- what happened -----------------------------------------------------------------------------------------------------
+def _events(events: Sequence[Event], width: int, room: int) -> list[Text]:
+    """The newest that have room, the oldest of them first; one that fills the room is cut with a sign."""
+    shown: list[Text] = []
+    for event in reversed(events):
+        lines = list(_event(event, width))
+        if len(lines) > room - len(shown):
+            if not shown:
+                shown = lines[:room]
+            break
+        shown = lines + shown
+    return shown
+
+
+def _event(event: Event, width: int) -> Iterator[Text]:
+    style = LEVEL.get(event.level, "")
+    yield from _wrapped(f"{time.strftime('%H:%M:%S', time.localtime(event.t))} {sentence(event)}", width, style)
+    if event.fix:
+        yield Text(harmless(f"         fix: {event.fix}"), style="dim")
+
+
+def sentence(event: Event) -> str:
+    """What happened, with its server in front."""
+    return f"server {event.server}: {event.text}" if event.server else event.text
+
+
+def _wrapped(text: str, width: int, style: str) -> Iterator[Text]:
+    """In a few lines, the last one with a sign where more would follow."""
+    plain = harmless(text)
+    narrow = max(width if cell_len(plain) == len(plain) else width // 2, 20)  # wide characters take two cells
+    lines = wrap(plain, narrow, subsequent_indent=" " * 9, max_lines=EVENT_LINES, placeholder=" …")
+    yield from (Text(line, style=style) for line in lines)
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
+def _blocks(share: float, width: int) -> str:
+    """A bar that is one without colour, too."""
+    full = round(min(max(share, 0.0), 1.0) * width)
+    return "█" * full + "░" * (width - full)
+
+
+def _bar(done: int, total: int, width: int) -> Text:
+    return Text(_blocks(done / total, width))
+
+
+def _flow(words: Iterable[Text], width: int) -> Iterator[Text]:
+    """Words side by side, as many as a line has room for."""
+    line: Text | None = None
+    for word in words:
+        if line is not None and line.cell_len + 3 + word.cell_len > width:
+            yield line
+            line = None
+        line = word.copy() if line is None else line.append(" · ", style="dim").append_text(word)
+    if line is not None:
+        yield line

@@ -1,0 +1,101 @@
+"""A run's status as Prometheus metrics, by its conventions: base units, `_total` for what only grows, few labels.
+
+What may go down, if seldom (rows of a server that had gone bad are made anew, [judge] may change), is a gauge.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+from tokenmill import __version__
+from tokenmill.core.server import State
+from tokenmill.core.status import ENDED, STEPS, RunStatus, ServerStatus
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+RUN_STATES = (*STEPS, *ENDED, "up", "killed")
+
+PER_SERVER: tuple[tuple[str, str, Callable[[ServerStatus], float | None]], ...] = (
+    ("in_flight_requests", "Requests that the server works on", lambda server: server.in_flight),
+    ("capacity_requests", "Requests that the server runs at once, 0 before it is known", lambda s: s.capacity),
+    ("tokens_per_second", "Output tokens a second over the last minute", lambda server: server.tokens_per_s),
+    ("accept_length_tokens", "Tokens a step of speculation yields", lambda server: server.accept_length),
+    ("start_progress_ratio", "How far the server's start is", lambda server: server.percent / 100),
+)
+
+
+def text(status: RunStatus | None) -> bytes:
+    """The page that Prometheus reads; empty where the run has said nothing yet."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collected(status))
+    return generate_latest(registry)
+
+
+class _Collected:
+    def __init__(self, status: RunStatus | None) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        if self._status is not None:
+            yield from _of_run(self._status)
+            yield from _of_servers(self._status.servers)
+
+
+def _of_run(status: RunStatus) -> Iterator[Metric]:
+    yield InfoMetricFamily("tokenmill_run", "Which run this is", value={"run": status.run, "version": __version__})
+    counts = {name: getattr(status.prompts, name) for name in ("accepted", "rejected", "failed", "pending")}
+    yield _each("prompts", "Completions asked for, by what became of them", "verdict", counts)
+    yield _each("labels", "Records with this label", "label", dict(sorted(status.labels.items())))
+    states = {name: int(name == status.state) for name in (*RUN_STATES, *_new(status.state, RUN_STATES))}
+    yield _each("run_state", "1 for the step that the run is in", "state", states)
+    yield CounterMetricFamily("tokenmill_output_tokens", "Output tokens since this start", value=status.tokens)
+    yield CounterMetricFamily("tokenmill_generating_seconds", "Generating since this start", value=status.seconds)
+    readings = {
+        ("tokens_per_second", "Output tokens a second, of all servers"): status.tokens_per_s,
+        ("slots_busy_ratio", "Mean share of slots that worked, since this start"): status.slots_busy,
+        ("eta_seconds", "Time to go at the present rate"): status.eta_s,
+        ("findings", "Things to know of servers that work"): len(status.findings),
+        ("event_loop_lag_seconds", "Longest delay of tokenmill's own loop lately"): status.loop_lag_s,
+        ("journal_age_seconds", "Since the newest record was stored"): _age(status.written),
+        ("copy_age_seconds", "Since the newest whole copy in output.copy_to"): _age(status.copied),
+        ("status_age_seconds", "Since tokenmill renewed this status"): _age(status.updated),
+    }
+    for (name, words), value in readings.items():
+        if value is not None:
+            yield GaugeMetricFamily(f"tokenmill_{name}", words, value=value)
+
+
+def _of_servers(servers: tuple[ServerStatus, ...]) -> Iterator[Metric]:
+    names = [server.name for server in servers]
+    states = GaugeMetricFamily("tokenmill_server_state", "1 for the state the server is in", labels=["server", "state"])
+    restarts = CounterMetricFamily("tokenmill_server_restarts", "Restarts since this start", labels=["server"])
+    for name, server in zip(names, servers, strict=True):
+        for state in (*State, *_new(server.state, tuple(State))):
+            states.add_metric([name, str(state)], int(server.state == state))
+        restarts.add_metric([name], server.restarts)
+    yield states
+    yield restarts
+    for suffix, words, read in PER_SERVER:
+        found = GaugeMetricFamily(f"tokenmill_server_{suffix}", words, labels=["server"])
+        for name, server in zip(names, servers, strict=True):
+            if (value := read(server)) is not None:
+                found.add_metric([name], value)
+        yield found
+
+
+def _each(name: str, words: str, label: str, values: dict[str, int]) -> GaugeMetricFamily:
+    found = GaugeMetricFamily(f"tokenmill_{name}", words, labels=[label])
+    for value, count in values.items():
+        found.add_metric([value], count)
+    return found
+
+
+def _age(moment: float) -> float | None:
+    return round(max(time.time() - moment, 0.0), 3) if moment else None
+
+
+def _new(state: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """A state that this list does not know yet is told all the same."""
+    return (state,) if state and state not in known else ()

@@ -1,0 +1,72 @@
+// The servers' table, and the timeline of their phases.
+
+import { $, count, duration, el, moment } from "/dom.js";
+
+const KNOWN = 500; // changes a server, as the server keeps
+const STYLE = { ready: "good", failed: "bad", quarantined: "bad", backoff: "warn", suspect: "warn" };
+let changes = {};
+let gaps = [];
+
+const nameOf = (server) => (server.node ? `${server.node}/${server.index}` : String(server.index));
+
+export function showServers(servers) {
+  $("no-servers").hidden = servers.length > 0;
+  $("table").hidden = servers.length === 0;
+  $("rows").replaceChildren(...servers.map((server) => {
+    const card = ["", "none"].includes(server.gpu) ? "" : ` (GPU ${server.gpu})`;
+    const phase = ["", server.state].includes(server.phase) ? "" : `${server.phase} ${Math.round(server.percent)}%`;
+    const ready = server.eta_s ? `ready in ${duration(server.eta_s)}` : "";
+    const cell = (text) => el("td", { text });
+    return el("tr", {},
+      el("th", { scope: "row", text: nameOf(server) + card }),
+      el("td", {}, el("span", { class: `badge ${STYLE[server.state] || ""}`, text: server.state })),
+      cell([phase, ready].filter(Boolean).join(", ")),
+      cell(server.capacity ? `${server.in_flight}/${server.capacity}` : ""),
+      cell(server.capacity ? count(server.tokens_per_s) : ""),
+      cell(server.accept_length ? server.accept_length.toFixed(2) : ""),
+      cell(server.restarts ? String(server.restarts) : ""),
+      cell(server.last_error || server.doing || server.last_problem));
+  }));
+}
+
+export function beginTimeline(known, empty) {
+  changes = known;
+  gaps = empty;
+}
+
+export function addChanges(events) {
+  for (const event of events.filter((one) => one.kind === "state")) {
+    const state = event.text.split(" → ")[1];
+    if (state) (changes[event.server] ||= []).push([event.t, state]);
+    if (changes[event.server]?.length > KNOWN) changes[event.server].shift();
+  }
+}
+
+// From the first change known to `end`, a Unix time.
+export function drawTimeline(end) {
+  const names = Object.keys(changes).sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
+  const begin = Math.min(...names.map((name) => changes[name][0][0]));
+  const wide = Math.max(end - begin, 1);
+  const met = new Set();
+  const span = (state, from, to) => {
+    const made = el("i", { class: `s-${state}`, title: `${state} ${moment(from)} – ${moment(to)}` });
+    made.style.left = `${(100 * (from - begin)) / wide}%`;
+    made.style.width = `${(100 * Math.max(to - from, 0)) / wide}%`;
+    met.add(state);
+    return made;
+  };
+  $("timeline").replaceChildren(...names.map((name) => {
+    const own = changes[name];
+    const until = (at) => Math.min(at + 1 < own.length ? own[at + 1][0] : end, end);
+    const spans = own.map(([from, state], at) => span(state, from, Math.max(until(at), from)));
+    const empty = gaps.filter(([from]) => from >= begin).map(([from, to]) => span("nobody", from, to));
+    const [since, state] = own.at(-1);
+    const told = `server ${name}: ${own.length} phases since ${moment(own[0][0])}, ${state} since ${moment(since)}`;
+    return el("div", { class: "track" }, el("span", { text: name }),
+      el("div", { class: "spans", role: "img", "aria-label": told }, ...spans, ...empty));
+  }), ...(names.length ? [el("p", { class: "quiet", text: `${moment(begin)} – ${moment(end)}` })] : []));
+  $("states").replaceChildren(...[...met].map((state) => {
+    const word = state === "nobody" ? "tokenmill was not running" : state;
+    return el("li", {}, el("span", { class: `swatch s-${state}` }), word);
+  }));
+}
