@@ -64,8 +64,10 @@ def explain(alarm: Alarm, examples: Examples, config: Config, command: str, know
         "  labels: " + ", ".join(f"{label} {count} of {alarm.ended}" for label, count in shares.most_common()),
     ]
     lines += [f"  {record.key}: {', '.join(record.labels)}: {_shown(record)}" for record in examples.of(worst)]
-    label = worst[0] if worst else ""
-    cause = causes.likely(label, scene_of(config, known), examples.by_label.get(label, ()))
+    scene = scene_of(config, known)
+    alike = [label for label in worst if shares[label] == shares[worst[0]]]  # often of the same records
+    told = (causes.likely(label, scene, examples.by_label.get(label, ())) for label in alike)
+    cause = next(filter(None, told), "")
     if cause:
         lines.append(f"  likely cause: {cause}")
     share = min(1.0, round(alarm.bad / max(alarm.ended, 1) + MARGIN, 2))

@@ -102,3 +102,12 @@ def test_the_cause_is_of_what_stopped_it_not_of_what_is_commonest(
     assert f"likely cause: {counted}" in told or counted in told
     assert re.findall(r"^  ([a-z_]+)\d+: ", told, re.MULTILINE) == [what[1]] * 3
     assert f"{aside[1]} 12 of 17" in told, "the shares are told whole"
+
+
+def test_of_labels_that_go_together_the_one_with_a_cause_is_told() -> None:
+    made = config(gate={"cohort": 10})
+    gate = Gate(limits_of(made))
+    labels = ("orphan_think_tag", "repetition")
+    alarm = [gate.observe(0, Verdict.REJECTED, labels) for _ in range(3)][-1]
+    assert alarm is not None
+    assert "likely cause: the model loops" in explain.explain(alarm, Examples(), made, COMMAND)
