@@ -13,7 +13,6 @@ import msgspec
 import xxhash
 from msgspec.structs import replace
 
-from tokenmill import spelling
 from tokenmill.client import Client
 from tokenmill.core import agree, judge
 from tokenmill.core.agree import Agreement
@@ -21,10 +20,11 @@ from tokenmill.core.judge import Measured, Reading, Rules
 from tokenmill.core.records import NULL, Completion, Label, Parts, Prompt, Record
 from tokenmill.core.records import failed as failed_record
 from tokenmill.core.stream import Streaming
-from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec
+from tokenmill.engines.base import PARSED, Engine, Rendered, Sampling, ServerInfo, Spec
 from tokenmill.errors import BadPromptError, BrokenError, RefusedError, RequestError
 from tokenmill.render import fit
-from tokenmill.spelling import Speller
+from tokenmill.tokens import spelling
+from tokenmill.tokens.spelling import Speller
 
 MIN_TIMEOUT_S = 600.0
 """A request is never given up earlier, whatever the rates seen: nothing is lost by waiting in a healthy server."""
@@ -95,6 +95,11 @@ class Orders:
     speller: Speller | None = None
 
 
+CALLS_TAKEN = (
+    "the server took tool calls out of the text, so what came is no whole answer: start it without a tool-call parser; "
+    'behind vLLM, generation.extra.tool_choice = "none" leaves them in'
+)
+
 Render = Callable[[msgspec.Raw, msgspec.Raw, Client], Awaitable[Rendered]]
 """Messages, tools and the server's client → what to send; see render.py."""
 
@@ -147,10 +152,13 @@ class Attempts:
         if self._room is not None:
             await self._room()
         completion = lane.engine.decode(body) if stream is None else stream.completion()
+        if completion.finish_reason == PARSED:
+            return self.failed(prompt, "request_refused", CALLS_TAKEN, lane, started)
         if completion.finish_reason not in ("stop", "length"):
             raise BrokenError(f"finish reason {completion.finish_reason!r}")
         if rendered.ids != NULL:
             completion = replace(completion, prompt_ids=rendered.ids)
+        completion = _counted(completion)
         self._note(lane, completion, seconds)
         measured = judge.measure(completion, lane.reading, orders.rules)
         labels = measured.labels
@@ -230,6 +238,17 @@ class Attempts:
         return failed_record(
             prompt, label, error, settings=self.orders.settings, server=lane.name, started=round(began, 3)
         )
+
+
+def _counted(completion: Completion) -> Completion:
+    """Of a server that sends no usage, the ids are counted."""
+    if completion.output_tokens and completion.prompt_tokens:
+        return completion
+    return replace(
+        completion,
+        output_tokens=completion.output_tokens or agree.count(completion.output_ids) or 0,
+        prompt_tokens=completion.prompt_tokens or agree.count(completion.prompt_ids) or 0,
+    )
 
 
 def _raise_if_no_ids(completion: Completion) -> None:

@@ -24,15 +24,18 @@ from tokenmill.core.rendering import Rendering
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.core.stream import Streaming
 from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo, Spec, normal
-from tokenmill.errors import BadPromptError, BrokenError, LateError, RequestError
-from tokenmill.proof import Asked, prove
+from tokenmill.errors import BadPromptError, BrokenError, LateError, RefusedError, RequestError
 from tokenmill.render import Renderer, fit
+from tokenmill.tokens.proof import Asked, prove
 
 MAX_TOKENS = 512
 """Enough for a thought to begin and to be seen; the whole answer is not needed."""
 
 PROBE_TOKENS = 16
 """One token is no proof: max_new_tokens = 1 is known to have hung a speculating engine by itself."""
+
+
+REFUSED = "a field of generation.extra, the model's name, or the key in api_key_env? the server's words are above"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +74,13 @@ class Canary:
         results = await asyncio.gather(*(self._one(bodies[n % len(bodies)]) for n in range(self.width)))
         asked = [result for result in results if isinstance(result, Asked)]
         answers = [one.completion for one in asked]
-        errors = [result for result in results if isinstance(result, str)]
+        errors = [result for result in results if not isinstance(result, Asked)]
         if len(answers) * 2 <= self.width:
             cause = f"{len(errors)} of {self.width} canary completions failed: {errors[0]}"
-            return Failure(FailureKind.CRASH, cause, "", tuple(sorted(set(errors))[:3]))
+            said = tuple(sorted({str(error) for error in errors})[:3])
+            if all(isinstance(error, RefusedError) for error in errors):  # it would refuse them for ever
+                return Failure(FailureKind.CONFIG, cause, REFUSED, said)
+            return Failure(FailureKind.CRASH, cause, "", said)
         if any(_cannot_be_ids(ids) for answer in answers for ids in (answer.prompt_ids, answer.output_ids)):
             words = f"its token ids are no ids: {bytes(answers[0].output_ids)[:80].decode()}"
             return Failure(FailureKind.CONFIG, words, "does it give token_ids as the OpenAI dialect does?")
@@ -102,12 +108,12 @@ class Canary:
         has_tag = bool(reading.close_id) if reading.end_ids else None
         return Scene(self.sampling.max_tokens, parser, known.template, known.prompt, has_tag)
 
-    async def _one(self, messages: msgspec.Raw) -> Asked | str:
+    async def _one(self, messages: msgspec.Raw) -> Asked | RequestError | BadPromptError:
         sampling = replace(self.sampling, max_tokens=min(MAX_TOKENS, self.sampling.max_tokens))
         try:
             return await self._ask(messages, sampling, self.timeout_s, self.seen)
         except (RequestError, BadPromptError) as error:
-            return str(error)
+            return error
 
     async def _ask(
         self, messages: msgspec.Raw, sampling: Sampling, timeout_s: float, seen: Callable[[], None] | None

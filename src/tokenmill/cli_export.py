@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from tokenmill.filling import Filling
+    from tokenmill.tokens.filling import Filling
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/NAME, or its config.")]
 RunPath = Annotated[
@@ -86,8 +86,8 @@ def export(
 
 
 def _filling(own: str, given: Path | None) -> "Filling":
-    from tokenmill.filling import Filling
-    from tokenmill.retokenise import Retokeniser, model_of
+    from tokenmill.tokens.filling import Filling
+    from tokenmill.tokens.retokenise import Retokeniser, model_of
 
     return Filling(Retokeniser(model_of(own, given)))
 
@@ -128,11 +128,11 @@ def audit(
     """Render and tokenise a run's rows again, and compare with the recorded ids. Exit code 5: they contradict."""
     import msgspec
 
-    from tokenmill import agreement
     from tokenmill.configfile import load
-    from tokenmill.retokenise import model_of
     from tokenmill.servers import folder_of
     from tokenmill.steps import shown
+    from tokenmill.tokens import agreement
+    from tokenmill.tokens.retokenise import model_of
 
     folder = folder_of(run_path)
     config = load(folder.config)

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 import numpy as np
 import xxhash
+from msgspec.structs import replace
 
 from tokenmill import linefile
 from tokenmill.core.records import FAILURES, NULL, Parts, Record
@@ -64,6 +65,9 @@ _id = msgspec.json.Decoder(Identified)
 
 BATCH = 4096
 """Rows without their texts, taken out of a part at once: 2 MB."""
+
+_WITHOUT_IDS = [name for name in Record.__struct_fields__ if name not in ("prompt_ids", "output_ids")]
+"""A record's columns but for its token ids, which as Python objects are nearly all of it."""
 
 FEW = 16
 """Whole records at once: one of 8,000 tokens takes 0.5 MB as Python objects."""
@@ -179,8 +183,8 @@ def _but(harmed: Harmed | None, rows: Iterator[Item]) -> Iterator[Item]:
         harmed(error)
 
 
-def picked(data: Path, wanted: Wanted, harmed: Harmed | None = None) -> dict[Id, Record]:
-    """Whole records of the ids that are wanted: of each the one that counts.
+def picked(data: Path, wanted: Wanted, harmed: Harmed | None = None, *, with_ids: bool = True) -> dict[Id, Record]:
+    """Whole records of the ids that are wanted: of each the one that counts. Without their token ids they take a tenth.
 
     A few of a whole store: of its Parquet files, the ids' columns and the row groups that hold them are read."""
     found: dict[Id, Record] = {}
@@ -191,16 +195,18 @@ def picked(data: Path, wanted: Wanted, harmed: Harmed | None = None) -> dict[Id,
                     own = _id.decode(plain(line))
                     identity = (own.key, own.sample, own.turn)
                     if wanted(*identity) and identity not in found:
-                        found[identity] = _record.decode(plain(line))
+                        record = _record.decode(plain(line))
+                        found[identity] = record if with_ids else replace(record, prompt_ids=NULL, output_ids=NULL)
         for part in reversed(files.parts):
-            for record in _but(harmed, _of_part(part, wanted)):
+            for record in _but(harmed, _of_part(part, wanted, with_ids)):
                 found.setdefault((record.key, record.sample, record.turn), record)  # the newest stands first (seal.py)
     return found
 
 
-def _of_part(part: Path, wanted: Wanted) -> Iterator[Record]:
+def _of_part(part: Path, wanted: Wanted, with_ids: bool) -> Iterator[Record]:
     ids = enumerate(_columns(part, Identified))
     left = deque(place for place, own in ids if wanted(own.key, own.sample, own.turn))
+    columns = list(Record.__struct_fields__) if with_ids else _WITHOUT_IDS
     with opened(part) as file:
         first = 0
         for group in range(file.num_row_groups if left else 0):
@@ -209,8 +215,8 @@ def _of_part(part: Path, wanted: Wanted) -> Iterator[Record]:
             while left and left[0] < end:
                 places.append(left.popleft() - first)
             if places:
-                rows = file.read_row_group(group, columns=list(Record.__struct_fields__)).take(places)
-                yield from map(from_row, rows.to_pylist())
+                rows = file.read_row_group(group, columns=columns).take(places).to_pylist()
+                yield from (from_row({"prompt_ids": None, "output_ids": None, **row}) for row in rows)
             first = end
 
 

@@ -5,12 +5,12 @@ from itertools import islice
 from pathlib import Path
 
 from tokenmill import dataset
-from tokenmill.config import Config
+from tokenmill.config import Config, rules_of
 from tokenmill.core import causes, judge
 from tokenmill.core.causes import Scene
 from tokenmill.core.gate import Alarm
 from tokenmill.core.judge import CLOSE, Rules
-from tokenmill.core.records import Record
+from tokenmill.core.records import FAILURES, PROMPT_FAULTS, Record
 from tokenmill.core.rendering import Rendering
 from tokenmill.engines.base import normal
 from tokenmill.machine import modelfiles
@@ -57,20 +57,32 @@ def explain(alarm: Alarm, examples: Examples, config: Config, command: str, know
     """The whole message of a gate stop; `command` is the one that started the run, `known` how it renders prompts."""
     key = f"gate.max_{alarm.what}"
     shares = Counter(alarm.labels)
-    worst = [label for label, _ in shares.most_common()]
+    worst = [label for label, _ in shares.most_common() if label in _counted(alarm, config)]
     lines = [
         f"the gate stopped the run: of the {alarm.size} completions of cohort {alarm.cohort}, {alarm.bad} are "
         f"{alarm.what} ({key} = {alarm.allowed:g})",
         "  labels: " + ", ".join(f"{label} {count} of {alarm.ended}" for label, count in shares.most_common()),
     ]
     lines += [f"  {record.key}: {', '.join(record.labels)}: {_shown(record)}" for record in examples.of(worst)]
-    label = worst[0] if worst else ""
-    cause = causes.likely(label, scene_of(config, known), examples.by_label.get(label, ()))
+    scene = scene_of(config, known)
+    alike = [label for label in worst if shares[label] == shares[worst[0]]]  # often of the same records
+    told = (causes.likely(label, scene, examples.by_label.get(label, ())) for label in alike)
+    cause = next(filter(None, told), "")
     if cause:
         lines.append(f"  likely cause: {cause}")
     share = min(1.0, round(alarm.bad / max(alarm.ended, 1) + MARGIN, 2))
     lines.append(f"  to go on nevertheless: {command} --set {key}={share:g}")
     return "\n".join(lines)
+
+
+def _counted(alarm: Alarm, config: Config) -> frozenset[str]:
+    """The labels for which records count as what the alarm is about: the others are not why the run stopped."""
+    match alarm.what:
+        case "failed":
+            return FAILURES - PROMPT_FAULTS
+        case "truncated":
+            return judge.TRUNCATED
+    return rules_of(config).reject
 
 
 def _shown(record: Record) -> str:

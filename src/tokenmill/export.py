@@ -14,14 +14,14 @@ import numpy as np
 
 from tokenmill import card, dataset, outfolder, plugins, settings
 from tokenmill.configfile import load
-from tokenmill.core.judge import Rules
+from tokenmill.core.judge import GROUPS, Rules
 from tokenmill.core.records import NULL, Label, Record
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.filling import Filling
 from tokenmill.folder import RunFolder
 from tokenmill.formats.base import CUT, SPLITS, Format, Split
-from tokenmill.sieve import GROUPS, Choice, Sieve, Tally, split_of
+from tokenmill.sieve import Choice, Sieve, Tally, split_of
 from tokenmill.steps import Tell, counted
+from tokenmill.tokens.filling import Filling
 
 MANY = 100_000
 """Rows whose reading back takes so long that it is told."""

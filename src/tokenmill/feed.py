@@ -106,12 +106,13 @@ class Feed:
         return taken
 
     def _numbered(self, item: Item) -> Item:
-        if item.cohort == LATER:
-            item = replace(item, cohort=next(self._numbers))
-        if item.cohort > 0:
-            number, count = self.last_cohort
-            self.last_cohort = (item.cohort, count + 1 if item.cohort == number else 1)
-        return item
+        """What is made again has its cohort's number already, and that cohort its size."""
+        if item.cohort != LATER:
+            return item
+        last, count = self.last_cohort
+        number = next(self._numbers)
+        self.last_cohort = (number, count + 1 if number == last else 1)
+        return replace(item, cohort=number)
 
     # -- the turns of a conversation
     def broken_off(self, record: Record, why: str) -> list[Record]:

@@ -106,7 +106,7 @@ def lines(merged: Merged) -> list[str]:
     verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
     return [
         *rows,
-        f"every key once: {merged.keys:,} keys, {counts.total:,} completions of {counts.total:,}; {verdicts}",
+        f"every key once: {merged.keys:,} keys, {counts.total:,} completions; {verdicts}",
         f"{merged.out}",
     ]
 

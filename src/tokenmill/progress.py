@@ -77,6 +77,11 @@ class Progress:
             self._busy += node.in_flight / node.capacity
             self._looks += 1
 
+    @property
+    def is_old(self) -> bool:
+        """Whether the status was published longer ago than it should be."""
+        return self.last is None or now() - self.last.updated >= STATUS_S
+
     def publish(self) -> None:
         """Writes status.json and renews the view."""
         self.last = status = self.status()
@@ -124,11 +129,12 @@ class Progress:
 
 @asynccontextmanager
 async def published(progress: Progress) -> AsyncIterator[None]:
-    """Renews status.json and the view for the scope, whatever else goes on."""
+    """Renews status.json and the view for the scope, unless somebody who has news does."""
 
     async def renew() -> None:
         while True:
-            progress.publish()
+            if progress.is_old:
+                progress.publish()
             due = time.monotonic() + STATUS_S
             await asyncio.sleep(STATUS_S)
             progress.late(time.monotonic() - due)

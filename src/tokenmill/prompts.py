@@ -276,7 +276,7 @@ def messages(data: bytes) -> tuple[msgspec.Raw, msgspec.Raw]:
         normal.pop()  # the answer that is to be written anew
     if not any(turn["role"] == "user" for turn in normal):
         raise BadPromptError("no user turn")
-    if not (normal[-1]["content"] or "").strip():
+    if _asks_nothing(normal[-1]):
         raise BadPromptError("the last turn is empty")
     return msgspec.Raw(msgspec.json.encode(normal)), tools
 
@@ -288,10 +288,15 @@ def conversation(data: bytes) -> Conversation:
     if not found:
         raise BadPromptError("no user turn")
     for number, own in enumerate(found):
-        if not (normal[own[-1]]["content"] or "").strip():
+        if _asks_nothing(normal[own[-1]]):
             raise BadPromptError(f"what turn {number} is to answer is empty")
     asked = [msgspec.Raw(msgspec.json.encode([normal[place] for place in own])) for own in found]
     return Conversation(asked, tools)
+
+
+def _asks_nothing(turn: dict[str, Any]) -> bool:
+    """A user who says nothing. A tool that returns nothing has done so: many commands do."""
+    return turn["role"] != "tool" and not (turn["content"] or "").strip()
 
 
 def as_given(data: bytes) -> list[tuple[msgspec.Raw, msgspec.Raw]]:
@@ -359,7 +364,9 @@ def _message(turn: Any) -> dict[str, Any]:
     role = _ROLES.get(role, role) if isinstance(role, str) else role
     if not isinstance(role, str) or role not in _KNOWN_ROLES:
         raise BadPromptError(f"a turn with the role {role!r}; known: {', '.join(sorted(_KNOWN_ROLES))}")
-    content = _text(turn.get("content", turn.get("value")), may_lack=bool(turn.get("tool_calls")))
+    content = _text(turn.get("content", turn.get("value")), may_lack=role == "assistant")
+    if content is None and not turn.get("tool_calls"):
+        content = ""  # an answer that was lost, as of a model that only thought: mostly the one to be written anew
     return {"role": role, "content": content, **{name: turn[name] for name in _KEPT if turn.get(name)}}
 
 

@@ -20,7 +20,7 @@ import msgspec
 
 from tokenmill.client import Client
 from tokenmill.core.judge import CLOSE, OPEN, Reading
-from tokenmill.core.records import NULL
+from tokenmill.core.records import NULL, count_ids
 from tokenmill.core.rendering import Rendering, differences, sha256_of
 from tokenmill.engines.base import Engine, Rendered, Sampling, ServerInfo
 from tokenmill.errors import BadPromptError, PluginError, PreflightError, RefusedError, boundary
@@ -29,19 +29,20 @@ from tokenmill.machine import ggufvocab, modelfiles, threads
 RENDER_TIMEOUT_S = 60.0
 """For the two small requests with which a llama.cpp server renders: they queue behind nothing."""
 
-
 END_TEXTS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"),
     *("<EOT>", "</s>", "<eos>", "<|return|>", "<|call|>", "<|eot|>", "<｜end▁of▁sentence｜>", "[EOS]", "<|user|>"),
 )
 """What llama.cpp takes for the end of a generation where the vocabulary has it as one token (src/llama-vocab.cpp)."""
 
-
 PAD_TEXTS = ("<pad>", "[PAD]", "<|pad|>", "<mask>", "[MASK]", "<|mask|>")
 """What no output holds, where the vocabulary has it as one token: a llama.cpp server does not tell its own."""
 
 SPELL_S = 10.0
 """For what a few thousand ids spell: milliseconds, on threads that a loaded machine may keep waiting."""
+
+LOAD_S = 60.0
+"""For transformers and a tokenizer: 2 s, 20 s on a cold mount. Whoever does not come by then is not asked any more."""
 
 
 class Renderer(ABC):
@@ -98,16 +99,16 @@ class Renderer(ABC):
 
 
 class TokenizerRenderer(Renderer):
-    """By transformers, from the model's folder. Loading takes 2 s and happens in the constructor."""
+    """By transformers, from the model's folder, which is read in the constructor: that takes 2 s."""
 
     def __init__(self, model: Path, thinking: bool) -> None:
         super().__init__(thinking)
-        self._model = model
         with boundary(f"loading the tokenizer of {model}"):
             self._tokenizer: Any = load_tokenizer(model)
         self._vocabulary = Vocabulary(self._tokenizer)
         self.specials = self._vocabulary.specials
         self.template = modelfiles.template(model)
+        self._ends = modelfiles.end_tokens(model)
         if not self._tokenizer.chat_template:
             raise PreflightError(
                 f"{model} has no chat template: neither chat_template.jinja nor one in tokenizer_config.json",
@@ -161,13 +162,12 @@ class TokenizerRenderer(Renderer):
 
     async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
         tokenizer = self._tokenizer
-        ends = {*modelfiles.end_tokens(self._model), tokenizer.eos_token_id}
         never = {getattr(tokenizer, "pad_token_id", None), getattr(tokenizer, "mask_token_id", None)}
         close = self._tokenizer(CLOSE, add_special_tokens=False)["input_ids"]
         return Reading(
             thinking=self.thinking,
             opened=self.first.rstrip().endswith(OPEN),
-            end_ids=frozenset(_digits(ends)),
+            end_ids=frozenset(_digits({*self._ends, tokenizer.eos_token_id})),
             close_id=str(close[0]).encode() if len(close) == 1 else b"",
             shut=self.first.rstrip().endswith(CLOSE),
             never=tuple(_digits(never)),
@@ -183,7 +183,7 @@ class Vocabulary:
     def __init__(self, tokenizer: Any) -> None:
         self.specials: frozenset[str] = frozenset(tokenizer.get_added_vocab())
         self._tokenizer = tokenizer
-        self._size = len(tokenizer)
+        self._size = size_of(tokenizer)
 
     def spell(self, ids: msgspec.Raw) -> str:
         """Raises PluginError for ids that are none of its own: a tokenizer would pass over them without a word."""
@@ -192,6 +192,11 @@ class Vocabulary:
             if any(not 0 <= number < self._size for number in numbers):
                 raise ValueError(f"ids up to {max(numbers)} in a vocabulary of {self._size}")
             return str(self._tokenizer.decode(numbers, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def size_of(tokenizer: Any) -> int:
+    """The ids of a tokenizer end below this. Its length is less where numbers are left out."""
+    return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
 
 def load_tokenizer(model: Path) -> Any:
@@ -226,7 +231,7 @@ class ServerRenderer(Renderer):
 
     async def render(self, messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> Rendered:
         ids = await self._tokens(client, await self._text(messages, tools, client), whole=True)
-        return Rendered(messages, tools, ids, _count(ids))
+        return Rendered(messages, tools, ids, count_ids(ids))
 
     async def _text(self, messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> str:
         request = self._engine.template_request(messages, tools, self.thinking)
@@ -252,7 +257,7 @@ class ServerRenderer(Renderer):
             thinking=self.thinking,
             opened=self.first.rstrip().endswith(OPEN),
             end_ids=frozenset(ends),
-            close_id=bytes(close)[1:-1] if _count(close) == 1 else b"",
+            close_id=bytes(close)[1:-1] if count_ids(close) == 1 else b"",
             shut=self.first.rstrip().endswith(CLOSE),
             never=tuple(never),
         )
@@ -260,22 +265,32 @@ class ServerRenderer(Renderer):
     async def _single(self, client: Client, *texts: str) -> list[bytes]:
         """The ids of those texts that are one token."""
         found = [await self._tokens(client, text, whole=False) for text in dict.fromkeys(texts)]
-        return [bytes(ids)[1:-1] for ids in found if _count(ids) == 1]
+        return [bytes(ids)[1:-1] for ids in found if count_ids(ids) == 1]
 
     async def spell(self, ids: msgspec.Raw, client: Client) -> str | None:
         request = self._engine.spelling_request(ids)
+        if request is None:
+            return None
         return self._engine.read_spelling(await client.post(request.path, request.body, timeout_s=SPELL_S))
 
 
 class ChatRenderer(Renderer):
-    """Messages go out as they are. What the model's folder tells, where there is one, is read without transformers,
-    but for what ids spell."""
+    """Messages go out as they are. What the model's folder tells, where there is one, is read in the constructor and
+    without transformers, but for what ids spell."""
 
     def __init__(self, model: Path | None, thinking: bool) -> None:
         super().__init__(thinking)
         self._model = model if model and model.is_dir() else None
-        self.template = modelfiles.template(self._model) if self._model else ""
+        self._spells_by: Path | None = None
         self._vocabulary: asyncio.Future[Vocabulary | None] | None = None
+        if self._model is None:
+            return
+        self.template = modelfiles.template(self._model)
+        self._tags = modelfiles.added_tokens(self._model, OPEN, CLOSE)
+        self._ends = modelfiles.end_tokens(self._model)
+        self._never = modelfiles.special_tokens(self._model, "pad_token", "mask_token").values()
+        if (self._model / "tokenizer.json").is_file():
+            self._spells_by = self._model
 
     async def render(self, messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> Rendered:
         return Rendered(messages, tools)
@@ -286,26 +301,24 @@ class ChatRenderer(Renderer):
     async def reading(self, client: Client, info: ServerInfo, sample: msgspec.Raw) -> Reading:
         if self._model is None:
             return Reading(self.thinking)
-        tags = modelfiles.added_tokens(self._model, OPEN, CLOSE)
+        tags = self._tags
         last = bytes(sample)[-64:].strip(b"[]").split(b",")[-2:]  # `<think>` and its newline end the prompt
         opened = str(tags[OPEN]).encode() in last if sample != NULL and OPEN in tags else None
-        never = modelfiles.special_tokens(self._model, "pad_token", "mask_token").values()
         return Reading(
             thinking=self.thinking,
             opened=opened,
-            end_ids=frozenset(_digits(modelfiles.end_tokens(self._model))),
+            end_ids=frozenset(_digits(self._ends)),
             close_id=str(tags[CLOSE]).encode() if CLOSE in tags else b"",
             shut=CLOSE in tags and str(tags[CLOSE]).encode() in last,
-            never=tuple(_digits(never)),
+            never=tuple(_digits(self._never)),
         )
 
     async def spell(self, ids: msgspec.Raw, client: Client) -> str | None:
-        model = self._model
-        if model is None or not (model / "tokenizer.json").is_file():
+        model = self._spells_by
+        if model is None:
             return None
         if self._vocabulary is None:
-            loading = threads.ask(lambda: _vocabulary(model))
-            self._vocabulary = asyncio.wrap_future(loading)
+            self._vocabulary = asyncio.ensure_future(threads.reading(lambda: _vocabulary(model), None, LOAD_S))
         vocabulary = await asyncio.shield(self._vocabulary)
         if vocabulary is None:
             return None
@@ -349,10 +362,6 @@ def _lost(lost: Mapping[str, int], of: int) -> str:
 
 def _digits(ids: Iterable[int | None]) -> list[bytes]:
     return [str(number).encode() for number in sorted(number for number in ids if number is not None)]
-
-
-def _count(ids: msgspec.Raw) -> int:
-    return 0 if ids == NULL else bytes(ids).count(b",") + 1
 
 
 def fit(sampling: Sampling, rendered: Rendered, info: ServerInfo) -> Sampling:

@@ -14,7 +14,7 @@ from tokenmill import asked, dataset, plugins, prompts, retry, settings, stage, 
 from tokenmill.config import Config, limits_of, rules_of
 from tokenmill.core.gate import Gate
 from tokenmill.core.judge import Rules
-from tokenmill.core.records import NULL, Record
+from tokenmill.core.records import Record
 from tokenmill.core.turns import why_broken_off
 from tokenmill.engines.base import Engine
 from tokenmill.errors import GuardError
@@ -50,7 +50,8 @@ async def resume(config: Config, folder: RunFolder, log: EventLog, told: Tell, w
     Raises GuardError where going on would mix two datasets."""
     model = await asyncio.to_thread(stage.resolve, config, told) if config.model.path else None
     engine: Engine = plugins.load("engines", config.engine.kind)()
-    row = settings.of(config, model, await asyncio.to_thread(engine_version, config, engine))
+    version = await asyncio.to_thread(engine_version, config, engine)
+    row = await asyncio.to_thread(settings.of, config, model, version)
     recorded = settings.read(folder.data)
     row, again = retry.begin(row, words, recorded) if words else (row, None)
     settings.guard(row, recorded)
@@ -73,7 +74,8 @@ async def resume(config: Config, folder: RunFolder, log: EventLog, told: Tell, w
     found = await asyncio.to_thread(ledger.load, counted(stored, told, "reading what is stored:"), rules, gate)
     settings.guard_table(found.settings, recorded, folder.data)
     _guard_prompts(found, log)
-    await asyncio.to_thread(asked.keep, folder.data, asked.of(index, ledger, (int(part), int(of))))
+    if again is None:  # what a retry finds, such as a file that has grown, the run was not asked for
+        await asyncio.to_thread(asked.keep, folder.data, asked.of(index, ledger, (int(part), int(of))))
     feed = Feed(
         path,
         ledger,
@@ -115,10 +117,11 @@ def _begun(data: Path, ledger: Ledger, rules: Rules) -> Begun:
     if not wanted:
         return {}
     found = {}
-    for record in dataset.picked(data, lambda key, sample, turn: (key_hash(key), sample, turn) in wanted).values():
+    for record in dataset.picked(
+        data, lambda key, sample, turn: (key_hash(key), sample, turn) in wanted, with_ids=False
+    ).values():
         row = wanted[key_hash(record.key), record.sample, record.turn]
-        short = replace(record, prompt_ids=NULL, output_ids=NULL)
-        found[row, record.sample] = (short, why_broken_off(record, rules))
+        found[row, record.sample] = (record, why_broken_off(record, rules))
     return found
 
 
@@ -127,11 +130,9 @@ def _before(data: Path, ledger: Ledger) -> dict[tuple[int, int, int], Record]:
     wanted = {(int(ledger.index.keys[row]), sample, turn): row for row, sample, turn in ledger.later_turns_again()}
     if not wanted:
         return {}
-    found = dataset.picked(data, lambda key, sample, turn: (key_hash(key), sample, turn) in wanted)
+    found = dataset.picked(data, lambda key, sample, turn: (key_hash(key), sample, turn) in wanted, with_ids=False)
     return {
-        (wanted[key_hash(old.key), old.sample, old.turn], old.sample, old.turn): replace(
-            old, prompt_ids=NULL, output_ids=NULL, text=""
-        )
+        (wanted[key_hash(old.key), old.sample, old.turn], old.sample, old.turn): replace(old, text="")
         for old in found.values()
     }
 

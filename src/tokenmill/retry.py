@@ -4,18 +4,20 @@ A retry has a number, and a row of its own in settings.jsonl that its records na
 killed retry has made already. The same command, given again, goes on with it; once it has ended, it begins another one.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import shlex
+from collections.abc import Collection
+from dataclasses import dataclass, fields
 from typing import Any, get_args
 
+import msgspec
+
 from tokenmill import settings
-from tokenmill.core.judge import TRUNCATED, Verdict
+from tokenmill.config import Config
+from tokenmill.core.judge import GROUPS, Verdict
 from tokenmill.core.records import Label
+from tokenmill.engines.base import Sampling
 from tokenmill.errors import UsageError
 from tokenmill.settings import Settings
-
-GROUPS: Mapping[str, frozenset[str]] = {"truncated": TRUNCATED}
-"""Words for several labels at once."""
 
 VERDICTS = (Verdict.REJECTED.value, Verdict.FAILED.value)
 """Words for all records of a verdict."""
@@ -52,6 +54,20 @@ def parse(text: str) -> tuple[str, ...]:
     return tuple(sorted({label for word in words for label in GROUPS.get(word, {word})}))
 
 
+def of_run(run: Config, asked: Config) -> Config:
+    """The run's own config, in which a retry that is asked for as `asked` leaves what it was made with and judges by
+    the rules of now. Raises UsageError where that would ask for other prompts than the run was asked for."""
+    for name in ("prompts.limit", "prompts.shard", "generation.samples"):
+        section, key = name.split(".")
+        was, now = (getattr(getattr(config, section), key) for config in (run, asked))
+        if was != now:
+            raise UsageError(
+                f"a retry asks again for what the run was asked for: {name} was {was!r}, is {now!r}",
+                fix=f"leave {name} as it was, or `run` without --retry first",
+            )
+    return run.model_copy(update={"judge": asked.judge})
+
+
 def begin(row: Settings, words: tuple[str, ...], recorded: list[Settings]) -> tuple[Settings, Retry]:
     """The retry's own settings, and itself: the last one where that was cut short and is asked for again, else a new
     one. `row` are the settings of this start."""
@@ -86,4 +102,16 @@ def flags(row: Settings, recorded: list[Settings]) -> str:
     wanted = {**row.content["sampling"], "seed": row.content["seed"]}
     own = {**base.get("sampling", {}), "seed": base.get("seed")}
     changed = {name: value for name, value in wanted.items() if value != own.get(name) and value is not None}
-    return " ".join([f"--retry {','.join(row.labels)}", *(f"--set generation.{k}={v}" for k, v in changed.items())])
+    plain = {field.name for field in fields(Sampling)} | {"seed"}
+    keys = {name: name if name in plain else f"extra.{name}" for name in changed}
+    given = (shlex.quote(f"generation.{keys[name]}={_toml(value)}") for name, value in changed.items())
+    return " ".join([f"--retry {','.join(row.labels)}", *(f"--set {words}" for words in given)])
+
+
+def _toml(value: Any) -> str:
+    """A value in a line, as --set reads it. (tomli_w writes tables and long lists over several.)"""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_toml(name)} = {_toml(own)}' for name, own in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return msgspec.json.encode(value).decode()  # texts, numbers and booleans are written as in JSON

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 
 import tomli_w
 
-from tokenmill import dataset, environment, report, settings
+from tokenmill import dataset, environment, report, retry, settings
 from tokenmill.backup import keeper
 from tokenmill.cluster.base import Cluster
 from tokenmill.cluster.local import Alone
 from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
+from tokenmill.configfile import load
 from tokenmill.core.status import ENDED, together
 from tokenmill.doctor import preflight
-from tokenmill.errors import GateError, PreflightError, StoreError, TokenmillError, UsageError
+from tokenmill.errors import ConfigError, GateError, PreflightError, StoreError, TokenmillError, UsageError
 from tokenmill.events import EventLog, from_thread
 from tokenmill.explain import UNKNOWN, explain
 from tokenmill.folder import RunFolder, ServerEntry
@@ -139,10 +140,20 @@ async def _run(desk: Desk, order: Order) -> int:
     living = survivors(folder)
     async with published(progress):
         await preflight(config, folder, living, log, order.skip, desk.told)
-        if not order.retry or not folder.config.exists():  # what a retry is given is its own, and in settings.jsonl
-            folder.write_config(tomli_w.dumps(shown(config)))
+        own = config
+        if order.retry and folder.config.exists():  # what a retry is given is its own, and in settings.jsonl
+            own = retry.of_run(_recorded(folder), config)
+        folder.write_config(tomli_w.dumps(shown(own)))
         async with keeper.kept(config, folder, log, progress):
             return await _produce(desk, order, living)
+
+
+def _recorded(folder: RunFolder) -> Config:
+    """The run's own config, as the last start without --retry left it."""
+    try:
+        return load(folder.config)
+    except ConfigError as error:
+        raise UsageError(str(error), fix="`run` without --retry writes it anew") from error
 
 
 async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
@@ -265,6 +276,7 @@ async def _watch(cluster: Cluster, progress: Progress) -> None:
         if status.in_flight and progress.state == "starting":
             progress.state = "generating"
         progress.look(status)
+        progress.publish()
         await asyncio.sleep(STATUS_S)
 
 

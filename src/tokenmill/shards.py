@@ -18,6 +18,7 @@ from tokenmill import asked, dataset, settings, store
 from tokenmill.asked import Asked
 from tokenmill.config import Config
 from tokenmill.configfile import load
+from tokenmill.core.rendering import differences
 from tokenmill.errors import GuardError, UsageError
 from tokenmill.folder import RunFolder
 from tokenmill.prompts import key_hash
@@ -71,14 +72,25 @@ def opened(folder: RunFolder) -> Shard:
     parts = store.parts(folder.data)
     unsealed = [journal for journal in store.journals(folder.data) if store.part_of(journal) not in parts]
     files = tuple(sorted((*parts, *unsealed), key=store.number_of))
-    return Shard(folder, load(folder.config), found, tuple(settings.read(folder.data)), files)
+    rows = tuple(settings.read(folder.data))
+    if all(row.retry for row in rows) and any(True for _ in dataset.ids(folder.data)):
+        lost = f"{folder.data / 'settings.jsonl'} is lost or damaged"
+        raise GuardError(
+            f"{lost}: it does not say what the records were made with",
+            fix="bring that file back, or begin that shard anew",
+        )
+    return Shard(folder, load(folder.config), found, rows, files)
 
 
 # -- alike? ------------------------------------------------------------------------------------------------------------
 def compare(shards: Sequence[Shard]) -> list[str]:
     """What differs and may; raises GuardError for what would mix two datasets."""
     first = shards[0]
-    grave = [line for other in shards[1:] for line in _differences(_grave(first, other), first, other)]
+    grave = [
+        line
+        for other in shards[1:]
+        for line in (*_differences(_grave(first, other), first, other), *_rendered_otherwise(first, other))
+    ]
     if grave:
         raise GuardError(
             "these runs would make no one dataset:\n  " + "\n  ".join(grave),
@@ -108,15 +120,19 @@ def _grave(first: Shard, other: Shard) -> Pairs:
     if one is None or two is None:
         return  # a shard without a single prompt was made with nothing
     yield "engine", one.engine, two.engine
-    if one.template_sha256 and two.template_sha256:
-        yield "chat template, sha256", one.template_sha256, two.template_sha256
-    if one.tokenizer_sha256 and two.tokenizer_sha256:
-        yield "tokenizer, sha256", one.tokenizer_sha256, two.tokenizer_sha256
     left, right = _flat(one.content), _flat(two.content)
     for name in sorted({*left, *right}):
         is_unknown = name == "model_fingerprint" and not (left.get(name) and right.get(name))
         if not is_unknown:
             yield name, left.get(name), right.get(name)
+
+
+def _rendered_otherwise(first: Shard, other: Shard) -> Iterator[str]:
+    """Template, tokenizer and the first prompt, as a run is held to them when it goes on."""
+    one, two = first.own, other.own
+    for found in differences(one.rendering, two.rendering) if one is not None and two is not None else ():
+        if not found.dated:
+            yield f"from {first.folder.path} to {other.folder.path}: {found.text}"
 
 
 def _light(first: Shard, other: Shard) -> Pairs:

@@ -17,10 +17,10 @@ import xxhash
 from msgspec.structs import replace
 
 from tokenmill.core import judge
-from tokenmill.core.judge import TRUNCATED, Rules, Verdict
-from tokenmill.core.records import NULL, Record
+from tokenmill.core.judge import GROUPS, Rules, Verdict
+from tokenmill.core.records import NULL, Record, count_ids
 from tokenmill.errors import GateError
-from tokenmill.formats.base import CUT, Format, Split, count_ids, first_ids
+from tokenmill.formats.base import CUT, Format, Split, first_ids
 
 LEAST = 2
 """Supervised tokens of a row of ids: SpecForge's DFlash takes none with fewer than two in a row."""
@@ -31,9 +31,6 @@ LEAST_OF_A_CUT = 8
 MAX_UNSUPERVISED, MAX_ENDLESS = 0.01, 0.005
 """Shares of rows without a supervised token, and of finished answers without their end token, beyond which not a few
 rows are odd but something is wrong with how they were made."""
-
-GROUPS: Mapping[str, frozenset[str]] = {"truncated": TRUNCATED}
-"""Words for several labels at once."""
 
 NO_IDS, NO_TOKEN, NO_ROOM, EQUAL = "no token ids", "no supervised token", "no answer within --max-length", "equal rows"
 

@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.conftest import Here
 from tests.conftest import write_prompts
-from tests.harness import Case, answered_prompts, requests, scripted_server
+from tests.harness import answered_prompts, requests, scripted_server
 
 
-def _behind_an_address(case: Case, *, thinking: bool, **settings: Any) -> None:
-    engine = {"kind": "openai", "args": {}, "addresses": [f"http://127.0.0.1:{case.port}"]}
-    case.write(model={"name": "m"}, engine=engine, generation={"thinking": thinking}, **settings)
+def _behind_an_address(here: Here, *, thinking: bool, **settings: Any) -> tuple[int, str]:
+    engine = {"kind": "openai", "args": {}, "addresses": [f"http://127.0.0.1:{here.case.port}"]}
+    return here(model={"name": "m"}, engine=engine, generation={"thinking": thinking}, **settings)
 
 
 def _names(value: Any) -> set[str]:
@@ -21,29 +22,29 @@ def _names(value: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("thinking", [True, False])
-def test_the_switch_is_at_the_top_of_every_request_and_shows_in_every_answer(case: Case, thinking: bool) -> None:
-    log = case.folder / "requests.jsonl"
-    _behind_an_address(case, thinking=thinking)
-    with scripted_server(case.port, model="m", requests=str(log)):
-        assert case.run() == 0, case.output()
+def test_the_switch_is_at_the_top_of_every_request_and_shows_in_every_answer(here: Here, thinking: bool) -> None:
+    log = here.case.folder / "requests.jsonl"
+    with scripted_server(here.case.port, model="m", requests=str(log)):
+        code, said = _behind_an_address(here, thinking=thinking)
+    assert code == 0, said
     bodies = [entry["body"] for entry in requests(log) if "begin" in entry]
     assert len(bodies) > 40, "the canary's, too"
     assert all(body["chat_template_kwargs"] == {"enable_thinking": thinking} for body in bodies)
     assert "extra_body" not in _names(bodies)
-    records = case.records()
+    records = here.case.records()
     assert len(records) == 40
     assert all(bool(record.reasoning) == thinking and not record.labels for record in records)
 
 
-def test_a_server_that_ignores_it_is_sent_none_of_the_prompts(case: Case) -> None:
-    log = case.folder / "requests.jsonl"
-    _behind_an_address(case, thinking=True)
-    with scripted_server(case.port, model="m", ignore_thinking=True, requests=str(log)):
-        assert case.run() == 5
-    assert "thinking is on, but " in case.output()
-    assert "canary completions show no thought" in case.output()
+def test_a_server_that_ignores_it_is_sent_none_of_the_prompts(here: Here) -> None:
+    log = here.case.folder / "requests.jsonl"
+    with scripted_server(here.case.port, model="m", ignore_thinking=True, requests=str(log)):
+        code, said = _behind_an_address(here, thinking=True)
+    assert code == 5, said
+    assert "thinking is on, but " in said
+    assert "canary completions show no thought" in said
     assert answered_prompts(log).total() == 0
-    assert case.records() == []
+    assert here.case.records() == []
 
 
 @pytest.mark.parametrize(
@@ -54,14 +55,14 @@ def test_a_server_that_ignores_it_is_sent_none_of_the_prompts(case: Case) -> Non
     ],
 )
 def test_a_server_that_obeys_for_the_canary_alone_is_seen_in_the_first_cohort(
-    case: Case, thinking: bool, args: dict[str, Any], label: str
+    here: Here, thinking: bool, args: dict[str, Any], label: str
 ) -> None:
-    write_prompts(case.folder / "prompts.jsonl", 360, start=40)
-    _behind_an_address(case, thinking=thinking, gate={"cohort": 20})
-    with scripted_server(case.port, model="m", slots=4, latency_ms=20, **args):
-        assert case.run() == 5
-    records = case.records()
+    write_prompts(here.case.folder / "prompts.jsonl", 360, start=40)
+    with scripted_server(here.case.port, model="m", slots=4, latency_ms=20, **args):
+        code, said = _behind_an_address(here, thinking=thinking, gate={"cohort": 20})
+    assert code == 5, said
+    records = here.case.records()
     assert len(records) < 60
     assert all(label in record.labels for record in records)
-    words = case.output().partition("tokenmill: the gate stopped the run")[2]
+    words = said.partition("tokenmill: the gate stopped the run")[2]
     assert f"labels: {label} " in words

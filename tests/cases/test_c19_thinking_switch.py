@@ -8,21 +8,23 @@ from typing import Any
 import pytest
 
 from tests import bytewise, models
+from tests.chaos.conftest import Here
 from tests.conftest import write_prompts
-from tests.harness import Case, answered_prompts
+from tests.harness import answered_prompts
 
 QWEN = "{%- if enable_thinking is defined and not enable_thinking -%}{{- '<think>\n\n</think>\n\n' -}}{%- endif -%}"
 
 
-def stopped(case: Case, **settings: Any) -> str:
+def stopped(here: Here, **settings: Any) -> str:
     """What the gate said of a run that it stopped within its first cohort."""
+    case = here.case
     write_prompts(case.folder / "prompts.jsonl", 160, start=40)
     log = case.folder / "requests.jsonl"
     args = {"slots": 4, "latency-ms": 10, "requests": str(log), **settings.pop("args", {})}
-    case.write(engine={"args": args}, fleet={"servers": 1}, gate={"cohort": 50}, **settings)
-    assert case.run() == 5, case.output()
+    code, said = here(engine={"args": args}, fleet={"servers": 1}, gate={"cohort": 50}, **settings)
+    assert code == 5, said
     assert answered_prompts(log).total() < 50, "it went on after the first cohort's verdict was inevitable"
-    return case.output()
+    return said
 
 
 @pytest.mark.parametrize(
@@ -33,10 +35,10 @@ def stopped(case: Case, **settings: Any) -> str:
     ],
 )
 def test_a_switch_that_every_answer_ignores_ends_the_run(
-    case: Case, thinking: bool, args: dict[str, Any], words: str
+    here: Here, thinking: bool, args: dict[str, Any], words: str
 ) -> None:
-    model = bytewise.folder(case.folder / "model")
-    said = stopped(case, args=args, model={"path": str(model)}, generation={"thinking": thinking})
+    model = bytewise.folder(here.case.folder / "model")
+    said = stopped(here, args=args, model={"path": str(model)}, generation={"thinking": thinking})
     assert words in said
 
 
@@ -57,8 +59,8 @@ def test_a_switch_that_every_answer_ignores_ends_the_run(
         ),
     ],
 )
-def test_the_message_names_the_cause(case: Case, template: str, tag: bool, args: dict[str, Any], words: str) -> None:
-    model = bytewise.folder(case.folder / "model", bytewise.PLAIN + template)
+def test_the_message_names_the_cause(here: Here, template: str, tag: bool, args: dict[str, Any], words: str) -> None:
+    model = bytewise.folder(here.case.folder / "model", bytewise.PLAIN + template)
     if tag:
         decoder = {"300": {"content": "</think>"}, "256": {"content": bytewise.END, "special": True}}
         models.write(
@@ -67,7 +69,7 @@ def test_the_message_names_the_cause(case: Case, template: str, tag: bool, args:
             eos_token=bytewise.END,
             added_tokens_decoder=decoder,
         )
-    said = stopped(case, args=args, model={"path": str(model)}, judge={"purpose": "sft"})
+    said = stopped(here, args=args, model={"path": str(model)}, judge={"purpose": "sft"})
     cause = said.partition("likely cause: ")[2].partition("\n")[0]
     assert words in cause
     told = said.partition("the gate stopped the run")[2]
@@ -77,6 +79,6 @@ def test_the_message_names_the_cause(case: Case, template: str, tag: bool, args:
     assert "to go on nevertheless: tokenmill run " in told
 
 
-def test_a_limit_that_is_too_small_is_named(case: Case) -> None:
-    said = stopped(case, args={"finish": "length"}, generation={"max_tokens": 16}, judge={"purpose": "sft"})
+def test_a_limit_that_is_too_small_is_named(here: Here) -> None:
+    said = stopped(here, args={"finish": "length"}, generation={"max_tokens": 16}, judge={"purpose": "sft"})
     assert "likely cause: generation.max_tokens = 16 is too small for this model" in said

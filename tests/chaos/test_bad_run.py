@@ -83,3 +83,13 @@ def test_a_stopped_run_goes_on_with_another_threshold_and_pays_for_nothing_twice
     kept = {json.loads(bytes(record.messages))[-1]["content"]: record.text for record in case.records()}
     assert stored.items() <= kept.items()
     assert case.leftovers() == []
+
+
+def test_servers_that_refuse_every_request_are_the_configs_fault_at_once(here: Here, case: Case) -> None:
+    """A field that they do not take is refused for ever: that is no trouble of outside to be waited out."""
+    code, said = here(engine={"args": {"slots": 2, "refuse": "no such field: grammer"}})
+    assert code == 4, said
+    assert "2 of 2 canary completions failed: HTTP 400" in said
+    assert "no such field: grammer" in said
+    assert "fix: a field of generation.extra" in said
+    assert case.ended()

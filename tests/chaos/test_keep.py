@@ -129,7 +129,7 @@ def test_up_takes_servers_that_run_already_and_says_so(case: Case, tokenmill: Co
 def test_down_finds_what_a_killed_tokenmill_left_and_nothing_else(case: Case, tokenmill: Command) -> None:
     case.write(engine={"args": {"slots": 4, "latency-ms": 200, "child": True}})
     process = case.start()
-    case.until_done(1, process)
+    wait_until(lambda: (now := case.run_folder.status()) and [s.state for s in now.servers] == ["ready"] * 2, process)
     process.kill()
     process.wait()
     assert "case: killed, 2/2 servers ready" in tokenmill("status", case.run_path)[1]

@@ -11,7 +11,7 @@ from tests.harness import Case
 
 def test_a_run_has_a_report_at_any_time(case: Case, tokenmill: Command) -> None:
     write_prompts(case.folder / "prompts.jsonl", 120, start=40)
-    case.write(engine={"args": {"slots": 4, "latency-ms": 250, "empty-reasoning": 0.1}}, gate={"max_rejected": 0.5})
+    case.write(engine={"args": {"slots": 4, "latency-ms": 250, "empty-reasoning": 0.1}}, gate={"max_rejected": 1.0})
     process = case.start()
     case.until_done(20, process)
     assert "Going on (generating): " in _verdict(case, tokenmill)

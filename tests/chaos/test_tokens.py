@@ -61,7 +61,7 @@ def test_counts_that_are_off_and_missing_ids_are_told_at_the_start_and_in_the_re
     assert code == 0, said
     assert "it gives no token ids: rows are stored as text" in said
     report = json.loads((here.case.run_path / "report.json").read_text())
-    assert any("it gives no token ids" in words for words in report["warnings"])
+    assert any("it gives no token ids" in found["text"] for found in report["warnings"])
     assert {bytes(record.output_ids) for record in here.case.records()} == {b"null"}
     code, said = here.command("audit", here.case.run_path)
     assert (code, "40 have no token ids" in said) == (0, True)

@@ -468,3 +468,15 @@ def test_sglang_counts_its_own_rendering() -> None:
     new = {**old, "choices": [{"index": 0, "prompt_token_ids": [1, 2, 3]}]}
     assert engine("sglang").read_own_rendering(json.dumps(old).encode()) == (NULL, 37)
     assert engine("sglang").read_own_rendering(json.dumps(new).encode()) == (msgspec.Raw(b"[1,2,3]"), 37)
+
+
+@pytest.mark.parametrize("tools", [RENDERED.tools, NULL])
+def test_vllm_renders_tools_and_leaves_the_calls_in_the_text(tools: msgspec.Raw) -> None:
+    """By "auto", its default, it refuses them without a parser, and with one takes the calls out (serving_chat.py)."""
+    asked = Rendered(RENDERED.messages, tools)
+    made = engine("vllm").encode(spec("vllm"), asked, Sampling(9), request_id="r", thinking=True, seed=None)
+    body = json.loads(made.body)
+    assert (body.get("tool_choice"), "tools" in body) == ((None, False) if tools == NULL else ("none", True))
+    own = Sampling(9, extra={"tool_choice": "auto"})
+    made = engine("vllm").encode(spec("vllm"), asked, own, request_id="r", thinking=True, seed=None)
+    assert json.loads(made.body)["tool_choice"] == "auto"

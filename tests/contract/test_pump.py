@@ -197,6 +197,21 @@ def test_a_refused_prompt_is_a_failed_record_at_once() -> None:
     play(scene())
 
 
+def test_an_answer_without_its_tool_calls_is_told_at_once_and_no_doubt_of_the_server() -> None:
+    async def parses(key: str, times: int) -> bytes:
+        return b'{"finish":"tool_calls"}'
+
+    async def scene() -> None:
+        async with Scene() as made:
+            made.lane(0, parses, capacity=1)
+            made.pump.offer(prompts(4))
+            await made.until(4)
+            assert set(made.outcome().values()) == {("request_refused", 1)}
+            assert made.troubles == []
+
+    play(scene())
+
+
 def test_a_prompt_that_the_server_finds_too_long_is_the_prompts_fault() -> None:
     async def scene() -> None:
         async with Scene() as made:

@@ -125,6 +125,19 @@ def test_keep_alives_are_no_tokens() -> None:
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("calls", [b'[{"function":{"name":"look"}}]', b"[]", b"null"])
+def test_an_answer_whose_tool_calls_were_taken_out_is_known_by_them(calls: bytes) -> None:
+    """Whatever the server calls its end: some say "stop"."""
+    expected = "tool_calls" if len(calls) > 4 else "stop"
+    whole = b'{"choices":[{"message":{"content":"I look.","tool_calls":%b},"finish_reason":"stop"}],"usage":{}}' % calls
+    assert chat.decode(whole).finish_reason == expected
+    pieces = (
+        b'data: {"choices":[{"delta":{"content":"I look.","tool_calls":%b}}]}\n\n'
+        b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    ) % calls
+    assert read(pieces)[0].finish_reason == expected
+
+
 def test_an_answer_that_came_whole_is_read_as_whole() -> None:
     assert read(b"\n " + WHOLE, cuts=(1, 300)) == (chat.decode(WHOLE), 0)
 

@@ -67,6 +67,8 @@ AGREEMENTS = [
     (TEXT, TEXT[:-1], Agreement.OTHER),
     (TEXT, TEXT + " And it goes on." * 9, Agreement.OTHER),
     ("", "<|im_end|>", Agreement.SPECIALS),
+    ("", "A few words.<|im_end|>", Agreement.OTHER),
+    ("<think>", "A few words.", Agreement.OTHER),
     ("", "A whole answer that the text lacks. " * 3, Agreement.OTHER),
 ]
 

@@ -72,3 +72,42 @@ def test_examples_are_found_in_the_store_after_a_restart(tmp_path: Path) -> None
     examples = Examples()
     examples.fill(tmp_path, Rules())
     assert [found.key for found in examples.of(["repetition", "empty_answer"])] == ["loop", "bad"]
+
+
+@pytest.mark.parametrize(
+    ("what", "counted", "aside", "key"),
+    [
+        ((Verdict.FAILED, "aborted"), "requests fail", (Verdict.REJECTED, "empty_reasoning"), "max_failed"),
+        (
+            (Verdict.REJECTED, "repetition"),
+            "the model loops",
+            (Verdict.ACCEPTED, "truncated_in_thinking"),
+            "max_rejected",
+        ),
+        ((Verdict.REJECTED, "repetition"), "the model loops", (Verdict.FAILED, "bad_prompt"), "max_rejected"),
+        ((Verdict.ACCEPTED, "truncated_in_answer"), "is too small", (Verdict.REJECTED, "repetition"), "max_truncated"),
+    ],
+)
+def test_the_cause_is_of_what_stopped_it_not_of_what_is_commonest(
+    what: tuple[Verdict, str], counted: str, aside: tuple[Verdict, str], key: str
+) -> None:
+    limits = {"cohort": 20, "max_rejected": 1.0, "max_failed": 1.0, "max_truncated": 1.0, key: 0.2}
+    made, examples = config(gate=limits), Examples()
+    gate = Gate(limits_of(made))
+    for number, (verdict, label) in enumerate([aside] * 12 + [what] * 5):
+        examples.add(record(f"{label}{number}", number, labels=(label,)), (label,))
+        alarm = gate.observe(0, verdict, (label,))
+    assert alarm is not None
+    told = explain.explain(alarm, examples, made, COMMAND)
+    assert f"likely cause: {counted}" in told or counted in told
+    assert re.findall(r"^  ([a-z_]+)\d+: ", told, re.MULTILINE) == [what[1]] * 3
+    assert f"{aside[1]} 12 of 17" in told, "the shares are told whole"
+
+
+def test_of_labels_that_go_together_the_one_with_a_cause_is_told() -> None:
+    made = config(gate={"cohort": 10})
+    gate = Gate(limits_of(made))
+    labels = ("orphan_think_tag", "repetition")
+    alarm = [gate.observe(0, Verdict.REJECTED, labels) for _ in range(3)][-1]
+    assert alarm is not None
+    assert "likely cause: the model loops" in explain.explain(alarm, Examples(), made, COMMAND)

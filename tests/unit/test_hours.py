@@ -20,7 +20,7 @@ def hours(*shares: float, tokens: tuple[int, ...] = (), answers: int = 1000, see
 def test_an_hour_with_more_of_a_label_is_told_once_until_it_is_over() -> None:
     changes = hours(0.01, 0.01, 0.01, 0.06, 0.06, 0.01, 0.12)
     assert [(change.hour, change.what) for change in changes] == [(3, "repetition"), (6, "repetition")]
-    assert "hour 4 of the run" in str(changes[0])
+    assert "hour 4 since this start" in str(changes[0])
     assert "of the answers are repetition" in str(changes[0])
 
 

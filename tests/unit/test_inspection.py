@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from tests.exports import stored
+from tests.exports import raw, stored
 from tests.unit.make import jsonl, record
 from tokenmill.core.judge import Rules
 from tokenmill.core.records import Parts, Record
@@ -401,6 +401,15 @@ def test_a_run_is_named_by_its_folder_or_its_config(run: RunFolder, tmp_path: Pa
     run.config.write_text(config.read_text())
     for data in (run.path, config):
         assert inspect_any(data, None, lambda text: None).labels == {"aborted": 1}
+
+
+@pytest.mark.parametrize("number", [1 << 22, 2**31 - 1, 2**40, 10**30])
+def test_an_id_of_no_token_makes_a_bad_row_of_a_record(tmp_path: Path, number: int) -> None:
+    """Counting it would take an entry for each smaller number."""
+    rows = [record(f"k{n}", n) for n in range(9)] + [record("odd", 9, output_ids=raw(number, 5))]
+    found = inspect(stored(tmp_path, rows).path)
+    assert found.labels == {"ids_disagree": 1}
+    assert ("odd", "ids_disagree") in {(example.id, example.label) for example in found.examples}
 
 
 def test_a_runs_records_tell_more_than_text(run: RunFolder) -> None:

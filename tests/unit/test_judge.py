@@ -96,6 +96,10 @@ FACTS = [
     (THOUGHT, OPENED, "stop", {"empty_answer", "orphan_think_tag"}),
     (f"<think>{THOUGHT}</think>b</think>{ANSWER}", ON, "stop", {"orphan_think_tag"}),
     (f"<think>{THOUGHT}<think>b</think>{ANSWER}", ON, "stop", {"orphan_think_tag"}),
+    (f"<think>{THOUGHT} rethink></think>{ANSWER} rethink> think>", ON, "stop", set()),
+    (f"{THOUGHT} <bethink></think>{ANSWER} </bethink>", OPENED, "stop", set()),
+    (f"{THOUGHT} rethink>", OPENED, "stop", {"empty_answer", "orphan_think_tag"}),
+    (f"<think>{THOUGHT} rethink>", ON, "stop", {"empty_answer", "orphan_think_tag"}),
     (f"<think>{THOUGHT}</think>{ANSWER}", OFF, "stop", {"foreign_mode"}),
     (f"<think>\n\n</think>\n\n{ANSWER}", OFF, "stop", set()),
     (f"<think>\n\n</think>\n\n{ANSWER}", SHUT, "stop", {"foreign_mode"}),
@@ -172,6 +176,7 @@ def test_loops_are_told_from_text(text: str, loops: bool) -> None:
         ({"output_ids": msgspec.Raw(b"[1,2,3,99,4,5]")}, 3),  # up to the one token of </think>
         ({"output_ids": msgspec.Raw(b"[1,2,3,4,5]")}, 50),  # by share of characters
         ({}, 50),
+        ({"tokens": 0}, 12),  # nobody counted: by characters alone
     ],
 )
 def test_the_thoughts_tokens_are_counted(fields: dict[str, object], expected: int) -> None:

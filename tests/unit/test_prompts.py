@@ -84,6 +84,19 @@ def test_a_null_field_is_no_field(nulls: dict[str, None]) -> None:
     assert prompts.identity(whole) == prompts.identity(plain)
 
 
+def test_an_answer_that_was_lost_and_a_result_that_is_empty_are_no_faults() -> None:
+    """The first is mostly what is to be written anew; many a tool returns nothing."""
+    lost = {"role": "assistant", "content": None}
+    assert sent({"messages": [USER, lost]}) == [USER]
+    assert sent({"messages": [USER, lost, USER]}) == [USER, {"role": "assistant", "content": ""}, USER]
+    assert sent({"messages": [USER, {"role": "assistant"}, USER]})[1] == {"role": "assistant", "content": ""}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    nothing = {"role": "tool", "content": "", "tool_call_id": "1"}
+    assert sent({"messages": [USER, call, nothing]}) == [USER, call, nothing]
+    row = json.dumps({"messages": [USER, call, nothing, lost, USER]}).encode()
+    assert [msgspec.json.decode(turn) for turn in prompts.conversation(row).turns] == [[USER, call, nothing], [USER]]
+
+
 def test_what_is_sent_ends_with_a_user_or_tool_turn() -> None:
     assert sent({"messages": [USER, ASSISTANT, SYSTEM]}) == [USER]
 

@@ -15,7 +15,7 @@ from tokenmill.core.judge import Reading, Rules
 from tokenmill.core.records import NULL, Completion, Parts
 from tokenmill.engines.base import ServerInfo
 from tokenmill.render import ChatRenderer, TokenizerRenderer
-from tokenmill.spelling import agreement
+from tokenmill.tokens.spelling import agreement
 
 MESSAGES = msgspec.Raw(b'[{"role":"user","content":"what is it"}]')
 THOUGHT, ANSWER = "one two three", "it is four"
@@ -123,5 +123,5 @@ def test_ids_are_spelled_by_the_models_own_tokenizer(
 def test_without_a_tokenizer_nothing_is_said(tmp_path: Path) -> None:
     assert agrees(ChatRenderer(None, False), [1], "a") is None
     folder = models.folder(tmp_path, {"model.safetensors": {"w": (8, 8)}})
-    (folder / "tokenizer.json").write_text("{")
+    (folder / "tokenizer.json").write_text("{}")
     assert agrees(ChatRenderer(folder, False), [1], "a") is None

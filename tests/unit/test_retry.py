@@ -1,15 +1,20 @@
 """What --retry asks for: its words, its number, and the accounts while its ids are pending once more."""
 
+import asyncio
+import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit import test_settings
 from tests.unit.test_ledger import REJECTED, briefs, counts, index_of, stored
-from tokenmill import cli, retry, settings
+from tokenmill import cli, configfile, retry, settings
 from tokenmill.core.gate import Gate, Limits
 from tokenmill.core.judge import Rules, Verdict
 from tokenmill.errors import UsageError
+from tokenmill.feed import Feed
 from tokenmill.ledger import Ledger
 from tokenmill.retry import Retry
 from tokenmill.settings import Settings
@@ -106,3 +111,51 @@ def test_what_a_retry_made_counts_for_the_next_one_as_any_record(tmp_path: Path)
     ledger = Ledger(index_of(tmp_path), 1, (0, 1), Retry(2, frozenset({"rejected"}), frozenset({"second"})))
     ledger.load(briefs([stored(0, **REJECTED)], [stored(0, settings="second", **REJECTED)]), Rules(), Gate(Limits()))
     assert (ledger.left, counts(ledger)) == (0, (6, 0, 1, 0, 5))
+
+
+def test_a_cohort_of_which_some_is_made_again_keeps_its_size(tmp_path: Path) -> None:
+    """Else the gate would judge a cohort of 200 by the few that were made again."""
+    ledger = Ledger(index_of(tmp_path), 1, (0, 1), Retry(1, frozenset(WORDS), frozenset()))
+    ledger.load(briefs([stored(1, cohort=3, **REJECTED), stored(2, cohort=3)]), Rules(), Gate(Limits(cohort=2)))
+    feed = Feed(tmp_path / "prompts.jsonl", ledger, "s", cohort=1, next_cohort=4, dedup=False)
+    [item] = asyncio.run(feed.take(2))
+    feed.close()
+    assert (item.key, item.cohort, feed.ended, feed.last_cohort) == ("k1", 3, True, (0, 0))
+
+
+def test_a_command_to_go_on_is_read_as_what_was_given(tmp_path: Path) -> None:
+    """Of any sampling there is: --set reads it from a shell's words, and it is the same again."""
+    odd = {
+        "grammar": 'root ::= "a b" [^"]*',
+        "stop": ["x y", "'"],
+        "ignore_eos": True,
+        "logit_bias": {"5": 1, "a b": []},
+    }
+    given = {"temperature": 0.5, "top_k": 3, "seed": 7, "max_tokens": 99, "extra": odd}
+    own, _ = retry.begin(test_settings.of(test_settings.config(generation=given)), WORDS, recorded(BASE))
+    words = shlex.split(retry.flags(own, recorded(BASE, own)))
+    assert words[:2] == ["--retry", "empty_answer"]
+    assert words[2::2] == ["--set"] * len(words[3::2])
+    path = tmp_path / "run.toml"
+    path.write_text('[engine]\nkind = "fake"\n[prompts]\npath = "p"\n')
+    read = configfile.load(path, words[3::2]).generation
+    assert {name: getattr(read, name) for name in given} == given
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"prompts": {"limit": 5}}, "prompts.limit was 0, is 5"),
+        ({"prompts": {"shard": "0/2"}}, "prompts.shard was '0/1', is '0/2'"),
+        ({"generation": {"samples": 3}}, "generation.samples was 1, is 3"),
+    ],
+)
+def test_a_retry_asks_for_no_other_prompts_than_the_run(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        retry.of_run(test_settings.config(), test_settings.config(**changed))
+
+
+def test_a_retry_leaves_the_runs_config_but_for_the_rules() -> None:
+    run = test_settings.config()
+    asked = test_settings.config(generation={"max_tokens": 5}, judge={"min_reasoning_tokens": 3})
+    assert retry.of_run(run, asked) == run.model_copy(update={"judge": asked.judge})

@@ -83,7 +83,7 @@ def test_the_union_of_all_shards_is_the_whole_set(four: list[Path], tmp_path: Pa
     assert sum(part.completions for part in merged.runs) == 80
     found = [(record.row, record.sample) for record in dataset.records(tmp_path / "out" / "data")]
     assert found == [(row, sample) for row in range(ROWS) for sample in range(SAMPLES)]
-    assert "every key once: 40 keys, 80 completions of 80; 80 accepted, 0 rejected, 0 failed" in lines(merged)
+    assert "every key once: 40 keys, 80 completions; 80 accepted, 0 rejected, 0 failed" in lines(merged)
     assert told == ["the report is written"]
     status = RunFolder(tmp_path / "out").status()
     assert status is not None
@@ -187,7 +187,14 @@ def test_a_key_that_is_not_there_once_is_noticed(
         ({"model": {"name": "other"}}, "model: 'fake' in {a}, 'other' in {b}"),
         ({"prompts": {"dedup": True}}, "prompts.dedup: False in {a}, True in {b}"),
         ({"row": {"fields": {"engine": "vllm"}}}, "engine: 'fake' in {a}, 'vllm' in {b}"),
-        ({"row": {"fields": {"template_sha256": "uuuu"}}}, "chat template, sha256: 'tttt' in {a}, 'uuuu' in {b}"),
+        (
+            {"row": {"fields": {"template_sha256": "uuuu"}}},
+            "from {a} to {b}: chat template, sha256: was tttt, is uuuu",
+        ),
+        (
+            {"row": {"fields": {"first_prompt": "<s>q"}}},
+            "from {a} to {b}: the first prompt, rendered again, differs from character 0 on: was 'q', is '<s>q'",
+        ),
     ],
 )
 def test_what_would_mix_two_datasets_is_refused(
@@ -198,6 +205,18 @@ def test_what_would_mix_two_datasets_is_refused(
     said = refused(GuardError, *four[:3], other, tmp_path / "out")
     assert told.format(a=four[0], b=other) in said
     assert len(said.splitlines()) == 2
+
+
+@pytest.mark.parametrize("left", ["nothing", "a retry's row"])
+def test_records_that_nobody_says_what_they_were_made_with_are_refused(
+    four: list[Path], tmp_path: Path, left: str
+) -> None:
+    """They could be another model's."""
+    data = four[2] / "data"
+    (row,) = settings.read(data)
+    settings.write(data, [settings.for_retry(row, 1, ("empty",))] if left == "a retry's row" else [])
+    said = refused(GuardError, *four, tmp_path / "out")
+    assert f"{data / 'settings.jsonl'} is lost or damaged" in said
 
 
 def test_another_prompt_set_is_refused(four: list[Path], tmp_path: Path) -> None:

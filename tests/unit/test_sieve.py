@@ -10,9 +10,9 @@ import pytest
 from tests.unit.make import record
 from tokenmill import plugins, sieve
 from tokenmill.core.judge import Rules
-from tokenmill.core.records import NULL, Record
+from tokenmill.core.records import NULL, Record, count_ids
 from tokenmill.errors import GateError
-from tokenmill.formats.base import Format, count_ids, first_ids, tokens
+from tokenmill.formats.base import Format, first_ids, tokens
 from tokenmill.sieve import Choice, Sieve, Tally, split_of
 
 TRUNCATED: dict[str, Any] = {"labels": ("truncated_in_thinking",), "finish_reason": "length"}

@@ -1,7 +1,7 @@
 """Do token ids, text and counts of a completion tell the same? What the ids spell is handed in: this is pure.
 
 Two looks. `disagree` is for every row, and costs a pass over the bytes of the ids. `compare` needs the ids' spelling,
-2 to 3 ms of processor time for 7,500 tokens, so a run asks it of some rows (spelling.py) and an audit of all.
+2 to 3 ms of processor time for 7,500 tokens, so a run asks it of some rows (tokens/spelling.py) and an audit of all.
 
 An engine's text is not its ids' spelling byte for byte: special tokens are left out of it, a parser takes tags and the
 white space around them away, a character that was cut off at the end is held back. None of these is a disagreement.
@@ -44,18 +44,19 @@ def count(ids: msgspec.Raw) -> int | None:
     return commas + 1 if rest == b"[%b]" % (b"," * commas) else None
 
 
-def disagree(completion: Completion, never: Sequence[bytes] = ()) -> bool:
-    """Whether ids and counts differ, or an id of `never` (pad, mask; as digits) stands before the last one.
+def miscounted(ids: msgspec.Raw, told: int) -> bool:
+    """Whether an engine told another count than it gave ids. What it did not tell, ids or a count, is not compared;
+    what is no list of ids is none of its count."""
+    return ids != NULL and (found := count(ids)) != told and (told != 0 or found is None)
 
-    What the engine did not tell, ids or a count, is not compared; what is no list of ids is none of its count.
-    """
-    for ids, told in (
-        (completion.output_ids, completion.output_tokens),
-        (completion.prompt_ids, completion.prompt_tokens),
-    ):
-        if ids != NULL and (found := count(ids)) != told and (told or found is None):
-            return True
-    return completion.output_ids != NULL and holds(completion.output_ids, never)
+
+def disagree(completion: Completion, never: Sequence[bytes] = ()) -> bool:
+    """Whether ids and counts differ, or an id of `never` (pad, mask; as digits) stands before the last one."""
+    return (
+        miscounted(completion.output_ids, completion.output_tokens)
+        or miscounted(completion.prompt_ids, completion.prompt_tokens)
+        or holds(completion.output_ids, never)
+    )
 
 
 def holds(ids: msgspec.Raw, never: Iterable[bytes]) -> bool:
@@ -87,7 +88,7 @@ def compare(text: str, spelled: str, specials: "re.Pattern[str]", pieces: Sequen
     if own == ids:
         return Agreement.SPACES
     for found in ((own,), ["".join(_without_cuts(specials.sub("", piece)).split()) for piece in pieces]):
-        if found and _stand_in(found, ids):
+        if any(found) and _stand_in(found, ids):  # nothing at all stands in anything
             return Agreement.MARKS
     return Agreement.OTHER
 

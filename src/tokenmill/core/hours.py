@@ -1,4 +1,5 @@
-"""Does a run as a whole change from hour to hour? Label shares and lengths of each hour against the hours before it.
+"""Does a run as a whole change from hour to hour? Label shares and lengths of each hour against the hours before it,
+since this start of the run.
 
 What all servers do at once is no server's fault (drift.py), and may be right: the prompts of a later part of a file are
 others. So it is told, and stops nothing. The first hour is not compared with: short answers end first, and what ends in
@@ -42,7 +43,7 @@ class Change(NamedTuple):
             words = f"answers have {self.now:,.0f} tokens in the mean, {self.before:,.0f} in the hours before"
         else:
             words = f"{self.now:.1%} of the answers are {self.what}, {self.before:.1%} in the hours before"
-        return f"hour {self.hour + 1} of the run: {words} ({self.answers:,} answers)"
+        return f"hour {self.hour + 1} since this start: {words} ({self.answers:,} answers)"
 
 
 @dataclass(slots=True)

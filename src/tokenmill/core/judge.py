@@ -4,7 +4,7 @@ Two labels depend on thresholds, `empty_reasoning` and `repetition`: they are co
 measurements whenever a verdict is asked for, so that [judge] may change in mid-run without generating anything again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -20,6 +20,9 @@ _OPEN, _CLOSE, _EITHER = OPEN.encode(), CLOSE.encode(), b"think>"
 
 MAX_REPLACEMENTS = 4
 """U+FFFD in one completion: a cut in mid-character gives one, bytes that were never text give many."""
+
+CHARS = 4
+"""Of a token, where a server gives neither ids nor a count: so many in English, fewer in most other languages."""
 
 THRESHOLD_LABELS = frozenset({"empty_reasoning", "repetition"})
 
@@ -38,6 +41,9 @@ BROKEN = frozenset(
     }
 )
 TRUNCATED = frozenset({"truncated_in_thinking", "truncated_in_answer"})
+
+GROUPS: Mapping[str, frozenset[str]] = {"truncated": TRUNCATED}
+"""Words for several labels at once, wherever a person names labels."""
 
 REJECT_FOR: dict[str, frozenset[str]] = {"drafter": BROKEN, "sft": BROKEN | TRUNCATED}
 """A cut-off completion is valid on-policy text for a drafter, and a bad example for fine-tuning."""
@@ -145,11 +151,13 @@ def _unclosed(text: str, parts: Parts) -> bool:
 def _orphan_tag(raw: bytes, finish: str, parts: Parts) -> bool:
     """Not one pair of think tags: a second closing one, an opening one inside, or a thought never closed."""
     tags = raw.count(_EITHER)
-    if tags == 0:
-        return finish == "stop" and parts.b > parts.a
+    closing = raw.count(_CLOSE) if tags else 0
     wrote_open = raw.lstrip().startswith(_OPEN)
-    closing = raw.count(_CLOSE) if tags > 1 else tags - wrote_open
-    return closing > 1 or tags - closing > wrote_open or (finish == "stop" and closing == 0)
+    opening = tags - closing
+    if opening > wrote_open:
+        opening = raw.count(_OPEN)  # "rethink>" is no tag
+    unclosed = closing == 0 and (wrote_open or parts.b > parts.a)
+    return closing > 1 or opening > wrote_open or (finish == "stop" and unclosed)
 
 
 def _thinks(raw: bytes, parts: Parts, reading: Reading) -> bool:
@@ -183,7 +191,8 @@ def _reasoning_tokens(completion: Completion, parts: Parts, reading: Reading) ->
             return raw.count(b",", 0, at) + 1
         if parts.c == len(completion.text):
             return completion.output_tokens
-    return round(completion.output_tokens * (parts.b - parts.a) / max(1, len(completion.text)))
+    tokens = completion.output_tokens or len(completion.text) / CHARS
+    return round(tokens * (parts.b - parts.a) / max(1, len(completion.text)))
 
 
 def effective_labels(

@@ -151,6 +151,12 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return self.text[self.parts.c : self.parts.d]
 
 
+def count_ids(ids: msgspec.Raw) -> int:
+    """How many ids a JSON list without spaces holds; 0 for null."""
+    data = bytes(ids)
+    return 0 if len(data) <= 2 or data == b"null" else data.count(b",") + 1
+
+
 def record_id(key: str, sample: int, turn: int, *, several: bool) -> str:
     """The id as exports write it: the key alone, or key#sample.turn where a prompt has several completions."""
     return f"{key}#{sample}.{turn}" if several else key

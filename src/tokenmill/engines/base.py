@@ -117,6 +117,10 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 """Tokens of one completion; a server that counts otherwise gives an answer that cannot be read."""
 
 
+PARSED = "tool_calls"
+"""The finish reason of an answer from whose text the server took tool calls."""
+
+
 class Rendered(msgspec.Struct, frozen=True):
     """A prompt as it is sent: token ids where tokenmill or the server rendered it, messages where the server will."""
 
@@ -247,9 +251,9 @@ class Engine(ABC):
         """Only where `renders` is "server": the rendered prompt's ids."""
         raise NotImplementedError
 
-    def spelling_request(self, ids: msgspec.Raw) -> Request:
-        """Only where `renders` is "server": asks what ids spell."""
-        raise NotImplementedError
+    def spelling_request(self, ids: msgspec.Raw) -> Request | None:
+        """Only where `renders` is "server": asks what ids spell; None where it can't be asked."""
+        return None
 
     def read_spelling(self, reply: bytes) -> str:
         """Only where `renders` is "server": the text, special tokens included."""

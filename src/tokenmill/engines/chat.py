@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.records import NULL, Completion
+from tokenmill.core.records import NULL, Completion, count_ids
 from tokenmill.core.stream import Events, Stream
-from tokenmill.engines.base import Count, Rendered, Request, Sampling, as_ids, decode_json, text_of_fields
+from tokenmill.engines.base import PARSED, Count, Rendered, Request, Sampling, as_ids, decode_json, text_of_fields
 from tokenmill.errors import BrokenError
 
 PATH = "/v1/chat/completions"
@@ -21,6 +21,7 @@ class _Message(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    tool_calls: msgspec.Raw = NULL
 
 
 class _Choice(msgspec.Struct):
@@ -48,13 +49,9 @@ class _Reply(msgspec.Struct):
     prompt_token_ids: msgspec.Raw = NULL
 
 
-class _Delta(_Message):
-    tool_calls: msgspec.Raw = NULL
-
-
 class _Piece(msgspec.Struct):
     index: int = 0
-    delta: _Delta | None = None
+    delta: _Message | None = None
     finish_reason: str | None = None
     token_ids: msgspec.Raw = NULL
     prompt_token_ids: msgspec.Raw = NULL
@@ -127,7 +124,8 @@ def decode(body: bytes) -> Completion:
 def _completion(reply: _Reply, damaged: bool) -> Completion:
     choice, usage = reply.choices[0], reply.usage or _Usage()
     message = choice.message
-    finish = choice.finish_reason or ""
+    # What was taken out of the text is missing there, whatever the server calls its end.
+    finish = PARSED if _holds(message.tool_calls) else choice.finish_reason or ""
     details = usage.completion_tokens_details
     reasoning_tokens = usage.reasoning_tokens or (details.reasoning_tokens if details else None)
     return Completion(
@@ -140,6 +138,10 @@ def _completion(reply: _Reply, damaged: bool) -> Completion:
         reasoning_tokens=reasoning_tokens or None,
         damaged=damaged,
     )
+
+
+def _holds(calls: msgspec.Raw) -> bool:
+    return bytes(calls) not in (b"null", b"[]")
 
 
 _STREAM = b',"stream":true,"stream_options":{"include_usage":true}}'
@@ -165,6 +167,7 @@ class ChatStream(Stream):
         self._prompt_ids = NULL
         self._usage: _Usage | None = None
         self._finish = ""
+        self._calls = NULL
         self._done = False
         self._damaged = False
 
@@ -198,7 +201,9 @@ class ChatStream(Stream):
     def _add(self, piece: _Piece) -> None:
         came = False
         if (delta := piece.delta) is not None:
-            came = bool(delta.content or delta.reasoning or delta.reasoning_content) or delta.tool_calls != NULL
+            came = bool(delta.content or delta.reasoning or delta.reasoning_content) or _holds(delta.tool_calls)
+            if _holds(delta.tool_calls):
+                self._calls = delta.tool_calls
             if delta.content:
                 self._content.append(delta.content)
             if delta.reasoning:
@@ -223,9 +228,10 @@ class ChatStream(Stream):
             self._take(event)
         if not self._finish or not (self._done or self._usage):
             raise BrokenError("the stream ended before the answer did")
-        message = _Message("".join(self._content), "".join(self._reasoning_content), "".join(self._reasoning))
+        thoughts = ("".join(self._reasoning_content), "".join(self._reasoning))
+        message = _Message("".join(self._content), *thoughts, self._calls)
         ids = msgspec.Raw(b"[%b]" % b",".join(self._ids)) if self._ids else NULL
-        if self._usage and self._usage.completion_tokens not in (0, bytes(ids).count(b",") + 1):
+        if self._usage and self._usage.completion_tokens not in (0, count_ids(ids)):
             ids = NULL  # some were in no event: not all the ids are none
         choice = _Choice(message, self._finish, token_ids=ids)
         return _completion(_Reply([choice], self._usage, self._prompt_ids), self._damaged)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from tokenmill.core import capacity
 from tokenmill.core.capacity import VLLM_USUAL, Forecast, Given, Limits
-from tokenmill.core.records import Completion
+from tokenmill.core.records import NULL, Completion
 from tokenmill.core.server import Failure
 from tokenmill.engines import chat, vllm_log
 from tokenmill.engines.base import (
@@ -97,6 +97,9 @@ class VLLM(Engine):
     def encode(
         self, spec: Spec, rendered: Rendered, sampling: Sampling, *, request_id: str, thinking: bool, seed: int | None
     ) -> Request:
+        # "none" renders the tools and leaves the calls in the text. With the default, "auto", a server without a parser
+        # refuses the request, and one with a parser takes the calls out.
+        tools = {} if rendered.tools == NULL else {"tool_choice": "none"}
         return chat.encode(
             spec.model_name,
             rendered,
@@ -105,6 +108,7 @@ class VLLM(Engine):
             seed=seed,
             request_id=request_id,
             return_token_ids=True,
+            **tools,
         )
 
     def decode(self, body: bytes) -> Completion:

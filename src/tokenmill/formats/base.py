@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import msgspec
 
 from tokenmill.core import turns
-from tokenmill.core.records import NULL, Record, record_id
+from tokenmill.core.records import NULL, Record, count_ids, record_id
 from tokenmill.settings import Settings
 
 Split = Literal["train", "validation"]
 SPLITS: tuple[Split, ...] = ("train", "validation")
 
 RETOKENISED = "retokenised"
-"""Stands with a record's labels where its ids come from its text (filling.py)."""
+"""Stands with a record's labels where its ids come from its text (tokens/filling.py)."""
 
 CUT = "cut"
 """The `finish_reason` of a row that the export itself has cut at --max-length: it has lost its end."""
@@ -120,12 +120,6 @@ class Tokens(NamedTuple):
 
     input_ids: msgspec.Raw
     loss_mask: msgspec.Raw
-
-
-def count_ids(raw: msgspec.Raw) -> int:
-    """The ids of a JSON list without spaces; 0 for null."""
-    data = bytes(raw)
-    return 0 if len(data) <= 2 or data == b"null" else data.count(b",") + 1
 
 
 def first_ids(raw: msgspec.Raw, count: int) -> msgspec.Raw:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from tokenmill.core.records import NULL, Record
-from tokenmill.formats.base import Format, Split, count_ids
+from tokenmill.core.records import NULL, Record, count_ids
+from tokenmill.formats.base import Format, Split
 
 FILE_BYTES = 1_000_000_000
 """Of a file of token ids: SpecForge 0.2 reads a whole file into lists (prompt_builder._materialize_prompt_tasks), which

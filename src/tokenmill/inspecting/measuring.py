@@ -17,7 +17,7 @@ from tokenmill.core.judge import CLOSE, OPEN, Reading, Rules, Verdict
 from tokenmill.core.records import NULL, Completion, Record
 from tokenmill.engines.base import text_of_fields
 from tokenmill.errors import PluginError
-from tokenmill.inspecting.shapes import Bad, Ids, Shape, Talk, Tokens, numbers
+from tokenmill.inspecting.shapes import MAX_ID, Bad, Ids, Shape, Talk, Tokens, numbers
 from tokenmill.inspecting.trainer import Output, Trainer
 
 SHORT_MASK = 16
@@ -192,6 +192,8 @@ def measure_record(record: Record, rules: Rules) -> Found:
         return Found(record.key, "record", labels, record.error)
     length = record.prompt_tokens + record.output_tokens
     found = None if record.output_ids == NULL else numbers(bytes(record.output_ids))
+    if found is not None and len(found) and not 0 <= int(found.min()) <= int(found.max()) < MAX_ID:
+        labels, found = (*labels, "ids_disagree"), None
     thinking = record.thinking or CLOSE in record.text
     return Found(
         record.key,

@@ -92,6 +92,8 @@ def _lists(column: Any) -> Iterator[npt.NDArray[np.int64] | None]:
     """Each row's numbers as an array; None where it has none, or other things than whole numbers or booleans."""
     import pyarrow as pa
 
+    if pa.types.is_fixed_size_list(column.type):  # as `datasets` writes rows that are all padded to one length
+        column = column.cast(pa.list_(column.type.value_type))
     kind = column.type
     listed = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not listed or not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):

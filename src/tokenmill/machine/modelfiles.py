@@ -5,7 +5,7 @@ A Hugging Face folder (or a snapshot of its cache) or one .gguf file.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,9 @@ def end_tokens(model: Path) -> frozenset[int]:
     ids = set(special_tokens(model, "eos_token").values())
     for name in ("generation_config.json", "config.json"):
         config = read_json(model / name)
-        for owner in (config, config.get("text_config") or {}):
+        for owner in (config, _table(config.get("text_config"))):
             value = owner.get("eos_token_id")
-            ids |= {value} if isinstance(value, int) else set(value or [])
+            ids |= {number for number in (value if isinstance(value, list) else [value]) if isinstance(number, int)}
     return frozenset(ids)
 
 
@@ -59,10 +59,13 @@ def template(model: Path) -> str:
         return ""
     file = model / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise PreflightError(f"{file} cannot be read: {error}") from error
     found = read_json(model / "tokenizer_config.json").get("chat_template") or ""
     if isinstance(found, list):
-        found = next((entry.get("template", "") for entry in found if entry.get("name") == "default"), "")
+        found = next((one.get("template", "") for one in map(_table, found) if one.get("name") == "default"), "")
     return str(found)
 
 
@@ -125,11 +128,10 @@ def fingerprint(model: Path) -> str:
 
 def added_tokens(model: Path, *texts: str) -> dict[str, int]:
     """The ids of texts that are single tokens of their own, such as think tags; others are left out."""
-    decoder = read_json(model / "tokenizer_config.json").get("added_tokens_decoder") or {}
-    ids = {str(entry.get("content")): int(number) for number, entry in decoder.items()}
+    decoder = _table(read_json(model / "tokenizer_config.json").get("added_tokens_decoder"))
+    ids = {str(_table(entry).get("content")): int(number) for number, entry in decoder.items() if number.isdecimal()}
     if not ids:
-        entries = read_json(model / "tokenizer.json").get("added_tokens") or []
-        ids = {str(entry.get("content")): int(entry["id"]) for entry in entries}
+        ids = {text: number for number, text in _added(read_json(model / "tokenizer.json"))}
     return {text: ids[text] for text in texts if text in ids}
 
 
@@ -150,11 +152,24 @@ def _text(token: Any) -> str:
 def vocabulary(model: Path) -> dict[int, str]:
     """The tokens of tokenizer.json by id, added ones too; {} where a model has no such file."""
     data = read_json(model / "tokenizer.json")
-    own = (data.get("model") or {}).get("vocab") or {}
-    tokens = {number: text for text, number in own.items()} if isinstance(own, dict) else {}
+    own = _table(data.get("model")).get("vocab")
+    tokens = {number: text for text, number in _table(own).items() if isinstance(number, int)}
     if isinstance(own, list):  # Unigram: pairs of text and score, in the ids' order
-        tokens = {number: str(entry[0]) for number, entry in enumerate(own)}
-    return tokens | {int(entry["id"]): str(entry["content"]) for entry in data.get("added_tokens") or []}
+        tokens = {number: str(entry[0]) for number, entry in enumerate(own) if isinstance(entry, list) and entry}
+    return tokens | dict(_added(data))
+
+
+def _added(tokenizer: dict[str, Any]) -> Iterator[tuple[int, str]]:
+    """The added tokens of a tokenizer.json."""
+    found = tokenizer.get("added_tokens")
+    for entry in map(_table, found if isinstance(found, list) else ()):
+        if isinstance(entry.get("id"), int):
+            yield entry["id"], str(entry.get("content"))
+
+
+def _table(value: Any) -> dict[str, Any]:
+    """What must be a JSON object; anything else tells nothing."""
+    return value if isinstance(value, dict) else {}
 
 
 def vocabulary_fingerprint(tokens: Mapping[int, str]) -> str:
@@ -166,7 +181,7 @@ def vocabulary_fingerprint(tokens: Mapping[int, str]) -> str:
 def vocabulary_size(model: Path) -> int | None:
     """The ids that the model's head can give: its config's, padding included; None where it says nothing."""
     config = read_json(model / "config.json") if model.is_dir() else {}
-    for owner in (config.get("text_config") or {}, config):
+    for owner in (_table(config.get("text_config")), config):
         if isinstance(owner.get("vocab_size"), int):
             return int(owner["vocab_size"])
     return None

@@ -42,6 +42,16 @@ def test_ids_and_masks_of_any_type(tmp_path: Path, listed: Any, kind: Any, mark:
     assert (second.name, second.ids.tolist(), second.mask.tolist()) == ("y", [8, 9], [False, True])
 
 
+@pytest.mark.parametrize("null", [False, True])
+def test_lists_of_one_length_are_lists(tmp_path: Path, null: bool) -> None:
+    """As `datasets` writes a feature with a length: rows that are all padded to it."""
+    ids, marks = [[5, 6, 7], [8, 9, 10]], [[0, 1, 1], [0, 0, 1]]
+    listed = pa.array([*ids, None] if null else ids, pa.list_(pa.int64(), 3))
+    found = rows(written(tmp_path / "a.parquet", input_ids=listed, loss_mask=[*marks, *([[1]] if null else [])]))
+    assert [(row.ids.tolist(), row.mask.tolist()) for row in found[:2]] == list(zip(ids, marks, strict=True))
+    assert [type(row) for row in found[2:]] == [Bad] * null
+
+
 def test_labels_are_a_mask(tmp_path: Path) -> None:
     (row,) = rows(
         written(tmp_path / "a.parquet", input_ids=[[5, 6, 7]], labels=[[-100, 6, 7]], finish_reason=["length"])

@@ -107,3 +107,35 @@ def test_a_file_has_the_same_fingerprint_under_another_name(tmp_path: Path) -> N
     (tmp_path / "c.gguf").write_bytes(b"GGUF2")
     a, b, c = (modelfiles.fingerprint(tmp_path / f"{name}.gguf") for name in "abc")
     assert (a == b, a == c) == (True, False)
+
+
+ODD: tuple[Any, ...] = (5, "x", [], {}, None, [1], [None], ["x"], {"x": 5}, {"7": None}, [{"id": "x"}], True)
+"""What may stand where a table or a list is meant."""
+
+
+def test_odd_files_tell_nothing_and_end_nothing(model: Path) -> None:
+    """A key with a value of another type, in each place that is read."""
+    keys = {
+        "tokenizer_config.json": ("chat_template", "added_tokens_decoder", "eos_token", "pad_token"),
+        "tokenizer.json": ("model", "added_tokens"),
+        "generation_config.json": ("eos_token_id", "temperature", "do_sample"),
+        "config.json": ("text_config", "eos_token_id", "vocab_size"),
+    }
+    for name, value in ((name, value) for name in keys for value in ODD):
+        for key in keys[name]:
+            write(model / name, **{key: value}, **({"pad_token": "<p>"} if key == "added_tokens_decoder" else {}))
+            assert isinstance(modelfiles.template(model), str)
+            assert all(isinstance(number, int) for number in modelfiles.end_tokens(model))
+            assert modelfiles.special_tokens(model, "pad_token", "eos_token") == {}
+            assert all(isinstance(number, int) for number in modelfiles.vocabulary(model))
+            assert all(isinstance(found, int | float) for found in modelfiles.sampling_defaults(model).values())
+            assert len(modelfiles.tokenizer_sha256(model)) in (0, 64)
+            modelfiles.vocabulary_size(model)
+        (model / name).unlink()
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+def test_a_file_that_is_no_text_is_an_error_with_its_name(model: Path, name: str) -> None:
+    (model / name).write_bytes(b"\xff\xfe{}")
+    with pytest.raises(PreflightError, match=name):
+        modelfiles.template(model)

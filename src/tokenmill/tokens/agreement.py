@@ -23,7 +23,7 @@ from tokenmill.core.divergence import Divergence, Kind
 from tokenmill.core.records import FAILURES, NULL, Record, record_id
 from tokenmill.errors import BrokenError
 from tokenmill.folder import RunFolder
-from tokenmill.retokenise import Again, Retokeniser
+from tokenmill.tokens.retokenise import Again, Retokeniser
 
 BATCH = 16
 """Rows tokenised at once: enough for every core, and a few megabytes."""
@@ -167,14 +167,14 @@ class _Look:
     def _spelling(self, record: Record, output: list[int]) -> None:
         spelled = self._again.decode(output)
         how = agree.compare(record.text, spelled, self._again.specials, (record.reasoning, record.answer))
+        how = how if self._again.knows(output) else Agreement.OTHER
         self._found.spelled[how] = self._found.spelled.get(how, 0) + 1
         if how is Agreement.OTHER and len(self._found.contradictions) < EXAMPLES:
             self._found.contradictions.append(Contradiction(self._id(record), record.text[:200], spelled[:200]))
 
     def _facts(self, record: Record, output: list[int]) -> None:
-        prompt = agree.count(record.prompt_ids)
-        counted = (len(output), prompt if record.prompt_ids != NULL else record.prompt_tokens)
-        self._found.counts_differ += counted != (record.output_tokens, record.prompt_tokens)
+        of_output = agree.miscounted(record.output_ids, record.output_tokens)
+        self._found.counts_differ += of_output or agree.miscounted(record.prompt_ids, record.prompt_tokens)
         self._found.no_end += record.finish_reason == "stop" and (not output or output[-1] not in self._again.ends)
         self._found.inside += agree.holds(record.output_ids, self._never)
 

@@ -14,9 +14,9 @@ from tokenmill.core.judge import Rules
 from tokenmill.core.records import NULL, Parts, Record
 from tokenmill.errors import GateError, UsageError
 from tokenmill.export import export
-from tokenmill.filling import Filling
-from tokenmill.retokenise import Retokeniser
 from tokenmill.testing.script import END_ID
+from tokenmill.tokens.filling import Filling
+from tokenmill.tokens.retokenise import Retokeniser
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ from tokenmill.client import Client
 from tokenmill.core import agree, judge
 from tokenmill.core.agree import Agreement
 from tokenmill.core.judge import Reading, Rules
-from tokenmill.core.records import NULL, Completion, Record
+from tokenmill.core.records import NULL, Completion, Record, count_ids
 from tokenmill.core.server import Failure, FailureKind
 from tokenmill.engines.base import Rendered
-from tokenmill.formats.base import count_ids, talk, tokens
+from tokenmill.formats.base import talk, tokens
 from tokenmill.render import Renderer
-from tokenmill.spelling import agreement
+from tokenmill.tokens.spelling import agreement
 
 LOOKED_AT = 8
 """Completions whose ids are spelled: what is wrong with a server's ids is wrong with most of them."""
@@ -46,7 +46,7 @@ class Proof:
 
 
 async def prove(answers: Sequence[Asked], reading: Reading, renderer: Renderer, client: Client) -> Proof:
-    """Raises RequestError where the server is asked and fails."""
+    """Where nobody can spell ids, all but their spelling."""
     if all(answer.completion.output_ids == NULL for answer in answers):
         return Proof(warnings=(NO_IDS,))
     if (wrong := _other_prompt(answers)) is not None:
@@ -58,7 +58,7 @@ async def prove(answers: Sequence[Asked], reading: Reading, renderer: Renderer, 
         for answer, record in zip(looked_at, records, strict=True)
     ]
     others = [record for record, how in zip(records, found, strict=True) if how is Agreement.OTHER]
-    warnings = [*_odd(answers, reading), *_masks(records, reading)]
+    warnings = [*_odd(answers, reading), *_masks(records)]
     if others:
         words = f"the output ids of {len(others)} of {len(looked_at)} canary completions do not spell their text"
         shown = f"text {others[0].text[:120]!r}, ids {bytes(others[0].output_ids)[:80].decode()}"
@@ -89,7 +89,7 @@ def _odd(answers: Sequence[Asked], reading: Reading) -> Iterator[str]:
         ("output", [(one.completion.output_ids, one.completion.output_tokens) for one in answers]),
         ("prompt", [(_prompt_ids(one), one.completion.prompt_tokens) for one in answers]),
     ):
-        wrong = [(count_ids(ids), told) for ids, told in pairs if ids != NULL and told and count_ids(ids) != told]
+        wrong = [(count_ids(ids), told) for ids, told in pairs if agree.miscounted(ids, told)]
         if wrong:
             yield f"{len(wrong)} of {len(pairs)} have other {what} ids than it counts: {wrong[0][0]}, not {wrong[0][1]}"
     holding = sum(agree.holds(one.completion.output_ids, reading.never) for one in answers)
@@ -97,16 +97,20 @@ def _odd(answers: Sequence[Asked], reading: Reading) -> Iterator[str]:
         yield f"{holding} of {len(answers)} hold padding or a mask inside the output"
 
 
-def _masks(records: Sequence[Record], reading: Reading) -> Iterator[str]:
+def _masks(records: Sequence[Record]) -> Iterator[str]:
     """What the exports would mark as the engine's own: all of the output, its end token last, and nothing else."""
-    for record in records:
-        ids, mask = (msgspec.json.decode(raw, type=list[int]) for raw in tokens(record))
-        marked = [number for number, on in zip(ids, mask, strict=True) if on]
-        assert marked == msgspec.json.decode(record.output_ids, type=list[int]), "the mask is not the output's"
+    others = sum(_marked(record) != msgspec.json.decode(record.output_ids, type=list[int]) for record in records)
+    if others:
+        yield f"the loss mask of exports covers other tokens than the output in {others} of {len(records)}"
     ended = [record for record in records if record.finish_reason == "stop"]
     endless = sum("missing_end_token" in record.labels for record in ended)
     if endless:
         yield f"{endless} of {len(ended)} that ended by themselves have no end token, so none would be trained"
+
+
+def _marked(record: Record) -> list[int]:
+    ids, mask = (msgspec.json.decode(raw, type=list[int]) for raw in tokens(record))
+    return [number for number, on in zip(ids, mask, strict=True) if on]
 
 
 def _prompt_ids(answer: Asked) -> msgspec.Raw:

@@ -12,8 +12,8 @@ from tokenmill.core.judge import Reading
 from tokenmill.core.records import NULL
 from tokenmill.core.speculation import first_words
 from tokenmill.engines.base import Rendered
-from tokenmill.proof import NO_IDS, Asked, Proof, prove
 from tokenmill.render import ChatRenderer
+from tokenmill.tokens.proof import NO_IDS, Asked, Proof, prove
 
 READING = Reading(thinking=True, end_ids=frozenset({b"9"}), never=(b"7",))
 

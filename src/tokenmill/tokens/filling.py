@@ -15,10 +15,10 @@ from tokenmill.core import agree
 from tokenmill.core.agree import Agreement
 from tokenmill.core.records import FAILURES, NULL, Record
 from tokenmill.formats.base import RETOKENISED
-from tokenmill.retokenise import Again, Retokeniser
+from tokenmill.tokens.retokenise import Again, Retokeniser
 
 MEASURED = 2000
-"""Rows with ids on which the rate is measured, spread as they come: half a percent is then seen for what it is."""
+"""Rows with ids on which the rate is measured, the first of the run: half a percent is then seen for what it is."""
 
 BATCH = 64
 """Rows tokenised at once, so that every core has some."""

@@ -16,7 +16,7 @@ from tokenmill.core.judge import OPEN
 from tokenmill.core.records import NULL, Record
 from tokenmill.errors import PluginError, PreflightError, UsageError, boundary
 from tokenmill.machine import modelfiles
-from tokenmill.render import END_TEXTS, load_tokenizer
+from tokenmill.render import END_TEXTS, load_tokenizer, size_of
 
 _NEEDS = "--model PATH   the model's folder, with tokenizer.json and its chat template, or its .gguf file"
 
@@ -49,6 +49,7 @@ class Retokeniser:
         except (PluginError, PreflightError) as error:
             raise UsageError(str(error), fix=_NEEDS) from error
         self._batch: Any = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "encode_batch", None)
+        self._size = size_of(self._tokenizer)
         end = self._tokenizer.eos_token_id
         added: dict[int, Any] = self._tokenizer.added_tokens_decoder
         # The end tokens of a .gguf file are llama.cpp's choice, by their texts.
@@ -97,10 +98,20 @@ class Retokeniser:
         return [*ids, self._end] if record.finish_reason == "stop" and self._end is not None else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Ids as text, special tokens included."""
+        """Ids as text, special tokens included. Ids that are none of the vocabulary show as such: a tokenizer passes
+        over them without a word, or fails."""
+        if not self.knows(ids):
+            return "".join(map(self._piece, ids))
         with boundary("decoding"):
             text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
             return text
+
+    def _piece(self, number: int) -> str:
+        return self.decode([number]) if self.knows([number]) else f"<no token {number}>"
+
+    def knows(self, ids: Sequence[int]) -> bool:
+        """Whether all ids are of the vocabulary."""
+        return not ids or 0 <= min(ids) <= max(ids) < self._size
 
 
 def _behind(prompt: str, text: str) -> str:

@@ -10,14 +10,15 @@ import pytest
 from tests import bytewise, thinker
 from tests.exports import raw, stored
 from tests.unit.make import record
-from tokenmill import agreement
-from tokenmill.agreement import Audit
 from tokenmill.core.judge import Reading, split
 from tokenmill.core.records import NULL, Record
 from tokenmill.errors import UsageError
 from tokenmill.folder import RunFolder
-from tokenmill.retokenise import Retokeniser, model_of
+from tokenmill.render import Vocabulary, load_tokenizer
 from tokenmill.testing.script import END_ID
+from tokenmill.tokens import agreement
+from tokenmill.tokens.agreement import Audit
+from tokenmill.tokens.retokenise import Retokeniser, model_of
 
 THOUGHT, ANSWER = "It is a greeting", "Hello there"
 WRITTEN = f"{THOUGHT}\n</think>\n\n{ANSWER}"
@@ -105,6 +106,20 @@ def test_ids_of_another_text_are_a_contradiction(tmp_path: Path, model: Path) ->
     assert list(agreement.lines(found))[-1].startswith("contradict: of 3 rows, 1 have ids that spell another text")
 
 
+@pytest.mark.parametrize("number", [5000, 2**32 - 1, 2**40, 10**30, -1])
+def test_an_id_of_no_token_contradicts_and_ends_no_audit(tmp_path: Path, model: Path, number: int) -> None:
+    """A tokenizer passes over it without a word, or fails."""
+    good = served(model, "good", 0)
+    odd = [
+        served(model, "odd", 1, output_ids=raw(number, *ids_of(good))),
+        served(model, "odd2", 2, prompt_ids=raw(number)),
+    ]
+    found = audited(tmp_path, model, [good, *odd])
+    assert (found.verdict, found.rows, found.spelled["other"]) == ("contradict", 3, 1)
+    assert found.contradictions[0].spelled.startswith(f"<no token {number}>{THOUGHT}")
+    assert found.prompt.exact == 2
+
+
 def test_padding_inside_and_counts_that_are_off_are_told(tmp_path: Path) -> None:
     model = bytewise.folder(tmp_path / "model")
     row = record(text="ab", parts=(0, 0, 0, 2), prompt_ids=raw(*b"hi"), output_ids=raw(97, END_ID + 1, 98, END_ID))
@@ -144,3 +159,9 @@ def test_an_empty_run_says_so(tmp_path: Path, model: Path) -> None:
     folder.create()
     found = agreement.audit(folder, model, several=False)
     assert list(agreement.lines(found))[-1] == "nothing could be compared"
+
+
+def test_an_id_behind_a_gap_in_the_vocabulary_is_a_token(tmp_path: Path) -> None:
+    """A tokenizer's length is less than its greatest id then."""
+    model = bytewise.folder(tmp_path / "model", merges=(("t", "h"),))
+    assert Vocabulary(load_tokenizer(model)).spell(raw(300)) == "th"
