@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import free_port
-from tests.harness import Case, answered_prompts, assert_whole
+from tests.harness import Case, answered_prompts, assert_whole, wait_until
 from tests.ray.raylets import Raylets, actor_pid, clean_up, raylets, wait_for
 from tests.unit.make import jsonl
 from tokenmill.machine import processes
@@ -50,7 +51,7 @@ def write(case: Case, cluster: Raylets, *, latency_ms: int = 500) -> None:
 
 def test_machines_and_runs_may_come_and_go(tmp_path: Path, cluster: Raylets) -> None:
     """One cluster for both: it takes longer to start than to use."""
-    with made(tmp_path / "run", cluster) as case:
+    with made(tmp_path / "run", cluster, latency_ms=1500) as case:
         a_run_is_killed_and_finds_its_nodes_at_work(case)
     with made(tmp_path / "machine", cluster, latency_ms=1500) as case:
         a_machine_joins_and_is_lost_while_the_others_work(case, cluster)
@@ -58,8 +59,7 @@ def test_machines_and_runs_may_come_and_go(tmp_path: Path, cluster: Raylets) -> 
 
 def a_run_is_killed_and_finds_its_nodes_at_work(case: Case) -> None:
     run = case.start()
-    case.until_done(20, run)
-    pids = {name: started(case, name) for name in NODES}
+    pids = at_work(case, run)
     run.send_signal(signal.SIGKILL)
     run.wait()
     assert case.done() < ROWS
@@ -87,16 +87,15 @@ def a_machine_joins_and_is_lost_while_the_others_work(case: Case, cluster: Rayle
 
 @pytest.mark.long
 def test_rays_head_and_every_raylet_may_die_and_the_servers_are_adopted(tmp_path: Path, cluster: Raylets) -> None:
-    with made(tmp_path / "head", cluster) as case:
+    with made(tmp_path / "head", cluster, latency_ms=1500) as case:
         run = case.start()
-        case.until_done(20, run)
-        pids = {name: started(case, name) for name in NODES}
+        pids = at_work(case, run)
         run.send_signal(signal.SIGKILL)
         run.wait()
         cluster.kill_all()
         assert case.done() < ROWS
         cluster.start(*NODES)
-        write(case, cluster)
+        write(case, cluster, latency_ms=1500)
         assert case.run() == 0
         assert_whole(case, KEYS)
         assert {name: started(case, name) for name in NODES} == pids, "a server was started anew"
@@ -106,8 +105,7 @@ def test_rays_head_and_every_raylet_may_die_and_the_servers_are_adopted(tmp_path
 def test_a_node_whose_process_dies_is_replaced_and_its_servers_are_adopted(tmp_path: Path, cluster: Raylets) -> None:
     with made(tmp_path / "actor", cluster, latency_ms=2500) as case:
         run = case.start()
-        case.until_done(12, run)
-        pids = {name: started(case, name) for name in NODES}
+        pids = at_work(case, run)
         os.kill(actor_pid(case, "n1"), signal.SIGKILL)
         assert case.wait(run, 100.0) == 0
         assert_whole(case, KEYS)
@@ -138,6 +136,13 @@ def left(case: Case) -> set[int]:
     every = {pid for name in (*NODES, "later") for pid in started(case, name)}
     assert every
     return {pid for pid in every if (stat := processes.stat(pid)) is not None and stat.state not in "ZX"}
+
+
+def at_work(case: Case, run: "subprocess.Popen[str]") -> dict[str, set[int]]:
+    """Waits until every node has made something; returns the processes of its server so far."""
+    names = {f"{name}/0" for name in NODES}
+    wait_until(lambda: names <= {record.server for record in case.records()}, run, 50.0)
+    return {name: started(case, name) for name in NODES}
 
 
 def started(case: Case, name: str) -> set[int]:
