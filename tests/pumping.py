@@ -55,7 +55,9 @@ async def pumping(engine: Engine, *, timeout_s: float | None, attempts: int) -> 
     """A pump for the scope. A prompt's text goes out as messages, or as its number where the engine is sent ids."""
     records: asyncio.Queue[Record] = asyncio.Queue()
     orders = Orders(Sampling(400), True, Rules(), "s", attempts=attempts, timeout_s=timeout_s)
-    made = Pumping(engine, Pump(orders, _render, records.put_nowait), records)
+    made = Pumping(
+        engine, Pump(orders, _by_number if engine.renders == "ids" else _as_it_is, records.put_nowait), records
+    )
     try:
         yield made
     finally:
@@ -70,6 +72,10 @@ def prompt(number: int) -> Prompt:
     return Prompt(f"p{number}", 0, number, 0, f"{number:016x}", msgspec.Raw(msgspec.json.encode(messages)))
 
 
-async def _render(messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> Rendered:
+async def _as_it_is(messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> Rendered:
+    return Rendered(messages, tools)
+
+
+async def _by_number(messages: msgspec.Raw, tools: msgspec.Raw, client: Client) -> Rendered:
     number = msgspec.json.decode(messages)[0]["content"].removeprefix("Question ")
     return Rendered(messages, tools, ids=msgspec.Raw(f"[{number}]".encode()), tokens=1)

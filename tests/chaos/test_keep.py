@@ -210,7 +210,7 @@ def test_a_changed_template_ends_the_servers_that_have_the_old_one(case: Case) -
         assert case.wait(case.command("up", str(case.config))) == 0, case.output()
         return case.server_pids()
 
-    models.usual(case.folder / "model")
+    models.as_bytes(models.usual(case.folder / "model"))
     case.write(model={"path": str(case.folder / "model")}, stage={"to": "off"})
     first = up()
     assert up() == first
