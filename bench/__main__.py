@@ -1,4 +1,4 @@
-"""python -m bench [cost slots memory resume kept stage page] [--smoke] [--scratch DIR]: measures, prints one table."""
+"""python -m bench [NAME …] [--smoke] [--scratch DIR]: measures, and prints one table."""
 
 import argparse
 import tempfile

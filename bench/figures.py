@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import data
+from bench import data, head
 from bench.measure import PORTS, ROOT, fake_server, run_config, stats, write_config
 from tokenmill import dataset, settings
 from tokenmill.configfile import load
@@ -32,6 +32,10 @@ class Scale:
     kill_rows: int = 5_000
     latency_ms: int = 2_000
     stage_mb: int = 128
+    head_rows: int = 60_000
+    nodes: int = 16
+    head_s: float = 20.0
+    end_rows: int = 4_000
     shown: int = 500_000
 
 
@@ -46,6 +50,10 @@ SMOKE = Scale(
     kill_rows=1_000,
     latency_ms=200,
     stage_mb=4,
+    head_rows=2_000,
+    nodes=4,
+    head_s=1.0,
+    end_rows=300,
     shown=2_000,
 )
 
@@ -189,6 +197,12 @@ def staging(scratch: Path, scale: Scale) -> list[Row]:
     return [Row(*words) for words in measure_all(scratch, scale.stage_mb)]
 
 
+def one_head(scratch: Path, scale: Scale) -> list[Row]:
+    """Nodes of a cluster, simulated: what their head takes, and how long they wait for one another at the end."""
+    took = head.head(scratch, rows=scale.head_rows, nodes=scale.nodes, seconds=scale.head_s)
+    return [Row(*took), Row(*head.end_of_set(scratch, rows=scale.end_rows))]
+
+
 def page(scratch: Path, scale: Scale) -> list[Row]:
     """The page of a large run."""
     from bench.page import measure_all
@@ -203,6 +217,7 @@ FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
     "resume": resume,
     "kept": kept,
     "stage": staging,
+    "head": one_head,
     "page": page,
 }
 

@@ -65,7 +65,7 @@ def doctor(config: ConfigFile, setting: Set = None, as_json: AsJson = False, ski
     from collections import Counter
 
     from tokenmill.checks.base import Context
-    from tokenmill.doctor import examine, shown
+    from tokenmill.doctor import checks_of, examine, shown
     from tokenmill.folder import RunFolder
     from tokenmill.leftovers import survivors
     from tokenmill.steps import shown as shown_steps
@@ -73,7 +73,8 @@ def doctor(config: ConfigFile, setting: Set = None, as_json: AsJson = False, ski
     loaded = load(config, setting)
     folder = RunFolder(loaded.folder)
     with shown_steps() as tell:
-        findings = examine(Context(loaded, folder, survivors(folder)), tuple(skip or ()), tell=tell)
+        context = Context(loaded, folder, survivors(folder))
+        findings = examine(context, tuple(skip or ()), checks=checks_of(loaded), tell=tell)
     levels = Counter(finding.level for finding in findings)
     if as_json:
         print_json({"findings": findings, "levels": {name: levels[name] for name in ("ok", "warn", "fail", "unknown")}})

@@ -9,17 +9,20 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from msgspec.structs import replace
+
 from tokenmill import settings
-from tokenmill.cluster.base import Node
+from tokenmill.cluster.base import Cluster, Node, Results
 from tokenmill.core import judge
+from tokenmill.core.dispatch import Dispatch, Id, id_of
 from tokenmill.core.gate import Alarm
 from tokenmill.core.hours import Hours
 from tokenmill.core.judge import Verdict
 from tokenmill.core.records import FAILURES, PROMPT_FAULTS, Again, Prompt, Record
 from tokenmill.core.rendering import Rendering
 from tokenmill.core.turns import goes_on, why_broken_off
-from tokenmill.errors import GuardError, StoreError, TokenmillError, UsageError, VanishedError
-from tokenmill.events import EventLog
+from tokenmill.errors import GuardError, NodeLostError, StoreError, TokenmillError, UsageError, VanishedError
+from tokenmill.events import Event, EventLog, now
 from tokenmill.explain import Examples
 from tokenmill.folder import RunFolder
 from tokenmill.resume import Accounts
@@ -46,7 +49,7 @@ async def _nothing_to_stop(grace_s: float | None) -> None:
 
 
 class Collector:
-    """Takes what a node gives to the store, tallies it, and asks the nodes to stop where the run must end.
+    """Takes what the nodes give to the store, tallies it, and asks the nodes to stop where the run must end.
 
     `stop` is set once a node runs. `alarm` and `failure` are what ended the run, None while nothing has;
     `draining`: no new prompts go out. `in_vain` are attempts of a retry that failed: no records, the older ones count.
@@ -73,35 +76,26 @@ class Collector:
         self._log = log
         self._patience_s = patience_s
         self._deadline = 0.0
-        self._outstanding = 0
+        self._dispatch = Dispatch()
+        self._left = accounts.ledger.left
+        self._unwritten: set[Id] = set()
+        self._feeding = asyncio.Lock()
+        """One node at a time reads on: the feed's order is the cohorts'."""
+        self._storing = asyncio.Lock()
+        """One batch at a time is written: what a failed write left behind goes with the next."""
         self._replaced: dict[tuple[str, int, int], list[Again]] = {}
         self._settings_kept = False
-        self._rendering: Rendering | None = None
+        self._renderings: list[Rendering] = []
         self._broken_off = 0
         self._unusable: Counter[str] = Counter()
         self._first_unusable = ""
         self._hours = Hours()
 
-    async def run(self, node: Node) -> None:
-        """Until the node has ended, or until every prompt has its record: then it ends the node."""
-        while not (results := await node.results()).ended:
-            for event in results.events:
-                self._log.add(event)
-            await self._check_rendering(results.rendering)
-            for old in results.again:
-                self._outstanding += 1
-                self._replaced.setdefault((old.key, old.sample, old.turn), []).append(old)
-            if results.records:
-                self._outstanding -= len(results.records)
-                await self._keep(results.records)
-            if self.draining:
-                if self._deadline and time.monotonic() > self._deadline:
-                    await self.stop(0.0)
-            elif self._accounts.feed.ended and not self._outstanding:
-                self.draining = True
-                await self.stop(0.0)
-            elif results.credits:
-                await self._try_to_hand_out(node, min(results.credits, BATCH))
+    async def run(self, cluster: Cluster) -> None:
+        """Until all nodes have ended, or until every prompt has its record: then it ends the nodes."""
+        async with asyncio.TaskGroup() as serving:
+            while (node := await cluster.joined()) is not None:
+                serving.create_task(self._serve(node))
         await self._write_the_rest()
         self._size_the_last_cohort()
         if self._broken_off:
@@ -115,6 +109,76 @@ class Collector:
                 "warn",
             )
 
+    async def _serve(self, node: Node) -> None:
+        """Until this node has ended or is lost: what it had then goes to the others."""
+        self._dispatch.join(node)
+        why = "has ended"
+        try:
+            while not (results := await node.results()).ended:
+                await self._take_in(node, results)
+        except NodeLostError as error:
+            why = str(error)
+        lost = self._dispatch.leave(node)
+        if node.name and not self.draining:
+            self._log.add(Event(now(), "node", f"{why}; {lost} prompts go to others", level="warn", node=node.name))
+
+    async def _take_in(self, node: Node, results: Results) -> None:
+        for event in results.events:
+            self._log.add(event)
+        await self._check_rendering(results.rendering)
+        for old in results.again:
+            self._dispatch.again(node, old)
+            self._replaced.setdefault((old.key, old.sample, old.turn), []).append(old)
+        records: list[Record] = []
+        strays = list(results.handed)
+        for record in results.records:
+            (records if self._dispatch.returned(node, record) else strays).append(record)
+        self._unwritten.update(map(id_of, records))
+        if (strays or results.held) and (kept := self._from_before(node, strays, results.held)):
+            await self._keep(kept, old=True)
+        if records:
+            await self._keep(records)
+        if self.draining:
+            if self._deadline and time.monotonic() > self._deadline:
+                await self.stop(0.0)
+        elif self._accounts.feed.ended and not self._dispatch.outstanding and not self._dispatch.waiting:
+            self.draining = True
+            await self.stop(0.0)
+        elif results.credits:
+            left = self._left + len(self._dispatch.waiting)
+            count = self._dispatch.allowed(node, results.credits, results.capacity, left)
+            if count:
+                await self._try_to_hand_out(node, min(count, BATCH))
+
+    def _from_before(self, node: Node, records: list[Record], held: tuple[Prompt, ...]) -> list[Record]:
+        """What a node made for an earlier life of this run, or was believed lost with: the records that are still asked
+        for. What it has in hand is asked of nobody else."""
+        known = {row.id for row in settings.read(self._folder.data)}
+        kept = []
+        for record in records:
+            if (row := self._pending_row(record)) is not None and record.settings in known:
+                kept.append(replace(record, row=row))
+                self._dispatch.settled(id_of(record))
+        for prompt in held:
+            if (row := self._pending_row(prompt)) is not None and not self._dispatch.has(id_of(prompt)):
+                self._dispatch.brought(node, replace(prompt, row=row))
+        self._unwritten.update(map(id_of, kept))
+        if kept or held:
+            words = f"brings {len(kept)} records from before, and has {len(held)} prompts in hand"
+            self._log.add(Event(now(), "node", words, node=node.name))
+        return kept
+
+    def _pending_row(self, what: Prompt | Record) -> int | None:
+        """The row of an id that has no record yet, None for any other: rows may have moved since. Of conversations and
+        in a retry nothing is known to be pending: the feed would have to be told."""
+        ledger = self._accounts.ledger
+        if ledger.index.turns is not None or self._accounts.retry is not None:
+            return None
+        row = None if id_of(what) in self._unwritten else ledger.index.find(what.key)
+        if row is None or int(ledger.index.digests[row]) != int(what.digest, 16):
+            return None
+        return row if what.sample in ledger.pending_samples(row) else None
+
     async def _try_to_hand_out(self, node: Node, count: int) -> None:
         """Prompts that cannot be read any more end the run; what is in flight still comes in."""
         try:
@@ -127,12 +191,10 @@ class Collector:
             await self._end(None)
 
     async def _hand_out(self, node: Node, count: int) -> None:
-        feed = self._accounts.feed
-        items = await feed.take(count)
-        usable = [item for item in items if isinstance(item, Prompt)]
-        unusable = [item for item in items if isinstance(item, Record)]
+        async with self._feeding:
+            usable, unusable = await self._next(count)
         if usable:
-            self._outstanding += len(usable)
+            self._dispatch.offered(node, usable)
             await node.offer(usable)
         if unusable:
             await self._keep(unusable)
@@ -144,13 +206,28 @@ class Collector:
         if feed.ended and feed.last_cohort[0] > 0:
             self._accounts.gate.expect(*feed.last_cohort)
 
+    async def _next(self, count: int) -> tuple[list[Prompt], list[Record]]:
+        """What lost nodes left, then the set's next prompts; rows that cannot be used are records."""
+        dispatch = self._dispatch
+        usable = [dispatch.waiting.popleft() for _ in range(min(count, len(dispatch.waiting)))]
+        if usable:
+            return usable, []
+        items = await self._accounts.feed.take(count)
+        self._left -= len(items)
+        if dispatch.met:
+            old = {id_of(item) for item in items} & dispatch.met
+            items = [item for item in items if id_of(item) not in old]
+            dispatch.met -= old
+        return [x for x in items if isinstance(x, Prompt)], [x for x in items if isinstance(x, Record)]
+
     @property
     def finished(self) -> bool:
         """Whether this start has made all that it was to make."""
         return self._accounts.ledger.left <= self.in_vain
 
-    async def _keep(self, records: list[Record]) -> None:
-        """Stores what ended; turns that can never be asked for after it end with it."""
+    async def _keep(self, records: list[Record], *, old: bool = False) -> None:
+        """Stores what ended; turns that can never be asked for after it end with it. `old` ones
+        are of an earlier life, whose settings stand already."""
         if self._accounts.retry is not None:
             records = [record for record in records if not self._is_in_vain(record)]
         feed, rules = self._accounts.feed, self._accounts.rules
@@ -159,7 +236,8 @@ class Collector:
             why = why_broken_off(record, rules)
             ended += [record, *(feed.broken_off(record, why) if why else ())]
         try:
-            await self._append(ended)
+            async with self._storing:
+                await self._append(ended, old=old)
         except (GuardError, VanishedError) as error:
             self.failure = error
             await self._end(0.0)
@@ -179,26 +257,28 @@ class Collector:
             self._log.say("retry", words, "warn")
         return True
 
-    async def _append(self, records: list[Record]) -> None:
+    async def _append(self, records: list[Record], *, old: bool = False) -> None:
         """Writes these records and what a failed write left behind; a StoreError leaves all of them in `unsaved`."""
         store = self._store
         waiting, store.unsaved = [*store.unsaved, *records], []
         if not waiting:
             return
         try:
-            self._keep_settings()
+            if not old:
+                self._keep_settings()
         except OSError as error:
             store.unsaved = waiting
             raise StoreError(f"{self._folder.data}: {error.strerror}", fix=f"df -h {self._folder.data}") from error
         await store.append(waiting)
         for record in waiting:
             self._count(record)
+        self._unwritten.difference_update(map(id_of, waiting))
 
     async def _check_rendering(self, rendering: Rendering | None) -> None:
         """Once a server has rendered: nothing is asked of it where records were rendered otherwise."""
-        if rendering is None or self._rendering is not None:
+        if rendering is None or rendering in self._renderings:
             return
-        self._rendering = rendering
+        self._renderings.append(rendering)
         try:
             dated = settings.guard_rendering(rendering, settings.read(self._folder.data))
         except GuardError as error:
@@ -214,7 +294,7 @@ class Collector:
         if self._settings_kept:
             return
         row = self._accounts.row
-        settings.keep(self._folder.data, settings.complete(row, self._rendering) if self._rendering else row)
+        settings.keep(self._folder.data, settings.complete(row, self._renderings[0]) if self._renderings else row)
         self._settings_kept = True
 
     def _count(self, record: Record) -> None:

@@ -151,7 +151,8 @@ class Engine(Section):
 
 
 class Fleet(Section):
-    cluster: Literal["local"] = "local"
+    cluster: Literal["local", "ray"] = "local"
+    address: str = "auto"
     gpus: Literal["all", "none"] | list[int | str] = "all"
     servers: NonNegativeInt = 0
     gpus_per_server: PositiveInt = 1
@@ -162,6 +163,7 @@ class Fleet(Section):
     restarts_per_hour: NonNegativeInt = 5
     backoff: Seconds = 5.0
     give_up: Seconds = 7200.0
+    wait_for_head: Seconds = 600.0
     min_ready: PositiveInt = 1
     drain: Literal["auto"] | Seconds = "auto"
     keep_servers: Literal["no", "stopped", "always"] = "no"

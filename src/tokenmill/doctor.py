@@ -46,6 +46,11 @@ CHECKS: dict[str, Check] = {
     "prompts": check_prompts,  # last: it loads a tokenizer
 }
 
+RUN_CHECKS = ("output", "prompts")
+"""What a run asks of its own machine where its nodes are elsewhere; they ask everything else, each of its own."""
+
+NODE_CHECKS = {name: check for name, check in CHECKS.items() if name not in RUN_CHECKS}
+
 DEADLINE_S = 20.0
 """For all checks together: what takes longer is told as slow, and is not waited for."""
 
@@ -134,6 +139,11 @@ def shown(findings: list[Finding]) -> Iterator[str]:
                 yield f"{'':17}fix: {finding.fix}"
 
 
+def checks_of(config: Config) -> dict[str, Check]:
+    """What is asked of the machine that a run is started on."""
+    return CHECKS if config.fleet.cluster == "local" else {name: CHECKS[name] for name in RUN_CHECKS}
+
+
 def refuse(findings: list[Finding]) -> None:
     """Raises PreflightError with every `fail`, each with its fix."""
     failures = [finding for finding in findings if finding.level == "fail"]
@@ -152,7 +162,7 @@ async def preflight(
 ) -> None:
     """The doctor's findings, told; raises PreflightError where one of them is a `fail`."""
     context = Context(config, folder, living, thorough=False)
-    findings = await asyncio.to_thread(examine, context, skip, tell=tell)
+    findings = await asyncio.to_thread(examine, context, skip, checks=checks_of(config), tell=tell)
     for finding in findings:
         if finding.level in ("warn", "unknown"):
             log.say("doctor", f"{finding.check}: {finding.message}", "warn", finding.fix)

@@ -7,6 +7,7 @@
     ├── PreflightError       3  the run could not start, or would store wrong data
     ├── NoServerError        4  no server could be kept
     ├── GateError            5  the gate stopped the run
+    ├── NodeLostError        4  a machine of the cluster is gone: the others get its prompts
     ├── StoppedError       130  told to stop before it was done; starting again goes on
     ├── StoreError           6  results could not be stored
     │   └── VanishedError       what was stored is gone: removed or moved in mid-run
@@ -54,6 +55,10 @@ class PreflightError(TokenmillError):
 
 
 class NoServerError(TokenmillError):
+    exit_code = 4
+
+
+class NodeLostError(TokenmillError):
     exit_code = 4
 
 

@@ -14,7 +14,8 @@ QUIET_KINDS = frozenset({"state"})
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`t` is Unix time; `kind` a word to filter by; `text` a plain sentence; `server` its name where one is meant."""
+    """`t` is Unix time; `kind` a word to filter by; `text` a plain sentence; `server` its name where one is meant,
+    `node` its node's where the event is not of one server; empty where there is but one node."""
 
     t: float
     kind: str
@@ -23,6 +24,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     level: str = "info"
     fix: str = ""
     lines: tuple[str, ...] = ()
+    node: str = ""
 
     @property
     def change(self) -> tuple[str, str] | None:

@@ -7,7 +7,7 @@ with it, but for servers that are meant to be kept.
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -88,6 +88,7 @@ class LocalNode:
         self._grace_s: float | None = None
         self._keep = False
         self._tokens = 0
+        self._made_of = ""
         self._told: Told | None = None
 
     async def prepare(self) -> None:
@@ -104,6 +105,7 @@ class LocalNode:
         files = await asyncio.to_thread(modelfiles.fingerprint, model) if model is not None else ""
         uses_gpus = config.fleet.gpus != "none" and not config.engine.addresses
         cards = gpus.choose(await nvml.answer(), config.fleet.gpus) if uses_gpus else None
+        self._made_of = f"{gpus.counted(cards or ())}, {engine.package or config.engine.kind} {version}".rstrip()
         drawn = sampling(config, model)
         generation = config.generation
         orders = Orders(
@@ -192,13 +194,13 @@ class LocalNode:
         if self.config.engine.addresses:
             return [ports.Ports(0, 0) for _ in places]
         kept = {index: ports.Ports(entry.port, entry.internal_port) for index, entry in adopted.items()}
-        taken = frozenset(port for where in kept.values() for port in _taken(where))
+        taken = frozenset(port for where in kept.values() for port in ports.taken(where))
         fresh = iter(ports.assign(self.config.fleet.port, len(places) - len(kept), taken))
         return [kept[place.index] if place.index in kept else next(fresh) for place in places]
 
     def _other_ports(self) -> ports.Ports:
         """A block that no server of ours has: one that still loads has not bound its own. Raises PreflightError."""
-        taken = frozenset(port for supervisor in self.supervisors for port in _taken(supervisor.ports))
+        taken = frozenset(port for supervisor in self.supervisors for port in ports.taken(supervisor.ports))
         return ports.assign(self.config.fleet.port, 1, taken)[0]
 
     # -- the seam ----------------------------------------------------------------------------------------------------
@@ -228,7 +230,8 @@ class LocalNode:
         rendering = self._renderer.rendering if self._renderer else None
         ended = self._ended and not records and not events
         again = self._auditor.take_again() if self._auditor else ()
-        return Results(records, events, self._credits(), rendering, ended, again)
+        capacity = self.pump.capacity if self.pump else 0
+        return Results(records, events, self._credits(), rendering, ended, again, capacity)
 
     async def status(self) -> NodeStatus:
         return NodeStatus(
@@ -241,6 +244,7 @@ class LocalNode:
             tokens=self._tokens,
             findings=self._auditor.findings if self._auditor else (),
             step=self._told.step if self._told else None,
+            made_of=self._made_of,
         )
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:
@@ -354,7 +358,7 @@ class LocalNode:
         self._something.set()
 
     def _say(self, kind: str, text: str, level: str = "info", fix: str = "") -> None:
-        self._tell(Event(now(), kind, text, "", level, fix))
+        self._tell(Event(now(), kind, text, "", level, fix, node=self.name))
 
     def _recall(self, job: Job, place: Place) -> None:
         """What an earlier start had to lower holds on, as long as the config asks for the same launch."""
@@ -392,8 +396,3 @@ class LocalNode:
         if not self.supervisors:
             entries = tuple(self._entries)  # not prepared, or it failed: they live on, and must be found again
         self._kept("where the servers are", lambda: self._folder.write_servers(entries, keep=self._keep))
-
-
-def _taken(where: ports.Ports) -> Iterator[int]:
-    yield where.http
-    yield from range(where.internal, where.internal + ports.BLOCK)

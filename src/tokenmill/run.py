@@ -15,12 +15,14 @@ import tomli_w
 
 from tokenmill import dataset, environment, report, retry, settings
 from tokenmill.backup import keeper
+from tokenmill.cluster.base import Cluster
+from tokenmill.cluster.local import Alone
 from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
 from tokenmill.configfile import load
-from tokenmill.core.status import ENDED
+from tokenmill.core.status import ENDED, together
 from tokenmill.doctor import preflight
-from tokenmill.errors import ConfigError, GateError, StoreError, TokenmillError, UsageError
+from tokenmill.errors import ConfigError, GateError, PreflightError, StoreError, TokenmillError, UsageError
 from tokenmill.events import EventLog, from_thread
 from tokenmill.explain import UNKNOWN, explain
 from tokenmill.folder import RunFolder, ServerEntry
@@ -108,6 +110,7 @@ class Desk:
     progress: Progress
     interrupts: Interrupts
     told: Told
+    skip: tuple[str, ...] = ()
 
 
 async def run(order: Order, view: View) -> int:
@@ -116,7 +119,7 @@ async def run(order: Order, view: View) -> int:
     with folder.own("run"):
         log, progress = EventLog(folder.events, view.event), Progress(folder, view)
         told = progress.told = Told(from_thread(lambda text: log.say("stage", text)))
-        desk = Desk(order.config, folder, log, progress, Interrupts(order.config, log, progress), told)
+        desk = Desk(order.config, folder, log, progress, Interrupts(order.config, log, progress), told, order.skip)
         with exposed(order.metrics_port, lambda: progress.last), _signals(desk.interrupts, view, log):
             try:
                 async with notifying(order.config, folder, log, progress) as notifier:
@@ -223,41 +226,53 @@ async def _report(desk: Desk, accounts: Accounts, trouble: TokenmillError | None
 async def _generate(
     desk: Desk, collector: Collector, accounts: Accounts, living: list[ServerEntry]
 ) -> TokenmillError | None:
-    """Runs the node until every prompt has its record or something ends it; returns the node's own trouble, if any."""
-    node = LocalNode(desk.config, desk.folder, accounts.row.id, living)
+    """Runs the nodes until every prompt has its record or something ends them; returns their own trouble, if any."""
+    cluster = _cluster(desk, accounts.row.id, living)
 
     async def stop(grace_s: float | None) -> None:
         cut_short = desk.interrupts.count or collector.failure is not None or collector.alarm is not None
         wanted = desk.config.fleet.keep_servers
         collector.draining = True
-        await node.stop(grace_s, keep=wanted == "always" or (wanted == "stopped" and bool(cut_short)))
+        await cluster.stop(grace_s, keep=wanted == "always" or (wanted == "stopped" and bool(cut_short)))
 
     collector.stop = desk.interrupts.stop = stop
     desk.progress.state = "starting"
     trouble: TokenmillError | None = None
 
-    async def run_node() -> None:
+    async def run_nodes() -> None:
         nonlocal trouble
         try:
-            await node.run()
+            await cluster.run()
         except TokenmillError as error:
             trouble = error
 
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(run_node())
-        collecting = tasks.create_task(collector.run(node))
-        watching = tasks.create_task(_watch(node, desk.progress))
+        running = tasks.create_task(run_nodes())
+        collecting = tasks.create_task(collector.run(cluster))
+        watching = tasks.create_task(_watch(cluster, desk.progress))
         await asyncio.wait([running, collecting])
         watching.cancel()
-    desk.progress.look(await node.status())
+    desk.progress.look(together(await cluster.status()))
     desk.interrupts.stop = None
     accounts.feed.close()
     return trouble
 
 
-async def _watch(node: LocalNode, progress: Progress) -> None:
+def _cluster(desk: Desk, settings: str, living: list[ServerEntry]) -> Cluster:
+    """As fleet.cluster says."""
+    if desk.config.fleet.cluster == "local":
+        node = LocalNode(desk.config, desk.folder, settings, living)
+        return Alone(node, node.run)
+    try:
+        from tokenmill.cluster.ray import RayCluster
+    except ModuleNotFoundError as error:
+        raise PreflightError(f'fleet.cluster = "ray": {error}', fix="pip install 'tokenmill[ray]'") from error
+    return RayCluster(desk.config, settings, desk.log, desk.skip)
+
+
+async def _watch(cluster: Cluster, progress: Progress) -> None:
     while True:
-        status = await node.status()
+        status = together(await cluster.status())
         if status.in_flight and progress.state == "starting":
             progress.state = "generating"
         progress.look(status)

@@ -221,8 +221,9 @@ def _event(event: Event, width: int) -> Iterator[Text]:
 
 
 def sentence(event: Event) -> str:
-    """What happened, with its server in front."""
-    return f"server {event.server}: {event.text}" if event.server else event.text
+    """What happened, with its server or its node in front."""
+    where = f"server {event.server}: " if event.server else f"node {event.node}: " if event.node else ""
+    return where + event.text
 
 
 def _wrapped(text: str, width: int, style: str) -> Iterator[Text]:

@@ -19,6 +19,8 @@ def test_every_figure_is_measured_in_small() -> None:
         "to the first new request",
         "not kept",
         "staging",
+        "one head",
+        "end of a set",
         "the page of",
     ):
         assert what in done.stdout

@@ -12,7 +12,7 @@ import pytest
 from tests.unit.make import jsonl
 from tokenmill import dataset, prompts
 from tokenmill.cluster.base import Results
-from tokenmill.cluster.local import Encoded
+from tokenmill.cluster.local import Alone, Encoded
 from tokenmill.collect import Collector
 from tokenmill.core.gate import Gate, Limits, Tally
 from tokenmill.core.judge import Rules
@@ -34,6 +34,7 @@ class Moody:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
+        self.name = ""
         self.waiting: list[Prompt] = []
         self.records: list[Record] = []
         self.again: list[Again] = []
@@ -79,6 +80,9 @@ class Moody:
     async def status(self) -> NodeStatus:
         return NodeStatus("", ())
 
+    async def run(self) -> None:
+        """It has no life of its own."""
+
     async def stop(self, grace_s: float | None, keep: bool) -> None:
         self.stopped = True
         self.waiting.clear()
@@ -120,7 +124,7 @@ def test_totals_add_up_while_rows_are_made_anew_and_are_the_same_after_a_restart
 
         collector.stop = stop
         async with asyncio.timeout(60):
-            await collector.run(Encoded(node))
+            await collector.run(Alone(Encoded(node), node.run))
         await store.close(seal=False)
 
     asyncio.run(collect())

@@ -19,6 +19,8 @@ class Results(msgspec.Struct, frozen=True):
 
     `again` are records, of these or of earlier ones, that it generates anew: each comes back as one more record.
     `rendering` is None until a server has passed its canary; `ended`: nothing more comes.
+    `capacity` is how many prompts it can run at once. A node that an earlier life of the run has left brings `handed`,
+    records that nobody has taken, and `held`, the prompts that it still has in hand.
     """
 
     records: list[Record]
@@ -27,10 +29,17 @@ class Results(msgspec.Struct, frozen=True):
     rendering: Rendering | None = None
     ended: bool = False
     again: tuple[Again, ...] = ()
+    capacity: int = 0
+    handed: tuple[Record, ...] = ()
+    held: tuple[Prompt, ...] = ()
 
 
 class Node(Protocol):
-    """One machine's part of a run."""
+    """One machine's part of a run. Each of its methods raises NodeLostError where it is gone."""
+
+    @property
+    def name(self) -> str:
+        """Empty where there is but one."""
 
     async def credits(self) -> int:
         """How many more prompts it can use now."""
@@ -47,3 +56,18 @@ class Node(Protocol):
     async def stop(self, grace_s: float | None, keep: bool) -> None:
         """Begins no more prompts, gives those in flight `grace_s` (None: all the time they take), then ends the servers
         or with `keep` leaves them running. A second call with less grace takes effect at once."""
+
+
+class Cluster(Protocol):
+    """All nodes of a run."""
+
+    async def run(self) -> None:
+        """Until they have ended; raises the trouble that ended them, if it was one."""
+
+    async def joined(self) -> Node | None:
+        """Waits for the next node that has come, None once no more will."""
+
+    async def status(self) -> list[NodeStatus]: ...
+
+    async def stop(self, grace_s: float | None, keep: bool) -> None:
+        """As Node.stop, for all of them; none joins any more."""

@@ -1,5 +1,6 @@
 """One node, in this process. `Encoded` puts any node behind encode and decode, as a node on another machine is."""
 
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -17,11 +18,39 @@ def through_wire(message: T, kind: type[T]) -> T:
     return msgspec.json.decode(msgspec.json.encode(message), type=kind)
 
 
+class Alone:
+    """A cluster of one node."""
+
+    def __init__(self, node: Node, life: Callable[[], Awaitable[None]]) -> None:
+        self._node = node
+        self._life = life
+        self._met = False
+
+    async def run(self) -> None:
+        await self._life()
+
+    async def joined(self) -> Node | None:
+        if self._met:
+            return None
+        self._met = True
+        return self._node
+
+    async def status(self) -> list[NodeStatus]:
+        return [await self._node.status()]
+
+    async def stop(self, grace_s: float | None, keep: bool) -> None:
+        await self._node.stop(grace_s, keep)
+
+
 class Encoded:
     """A node whose messages all pass through encode and decode."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
+
+    @property
+    def name(self) -> str:
+        return self._node.name
 
     async def credits(self) -> int:
         return through_wire(await self._node.credits(), int)

@@ -1,5 +1,7 @@
 """What a node says of itself and its servers: `status --json`, the live view and the page are drawn from this."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 STEPS = ("preflight", "staging", "starting", "generating", "draining", "sealing", "stopping")
@@ -59,7 +61,8 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """`queued` are prompts that no server has begun, `credits` how many more the node can use now."""
+    """`queued` are prompts that no server has begun, `credits` how many more the node can use now.
+    `made_of`: its cards and its engine, in words; empty until it knows."""
 
     node: str
     servers: tuple[ServerStatus, ...]
@@ -70,6 +73,24 @@ class NodeStatus(msgspec.Struct, frozen=True):
     tokens: int = 0
     findings: tuple[Finding, ...] = ()
     step: "Step | None" = None
+    made_of: str = ""
+
+
+def together(nodes: Sequence[NodeStatus]) -> NodeStatus:
+    """All nodes as one: their servers side by side, everything else added up."""
+    if len(nodes) == 1:
+        return nodes[0]
+    return NodeStatus(
+        node="",
+        servers=tuple(server for node in nodes for server in node.servers),
+        queued=sum(node.queued for node in nodes),
+        in_flight=sum(node.in_flight for node in nodes),
+        capacity=sum(node.capacity for node in nodes),
+        credits=sum(node.credits for node in nodes),
+        tokens=sum(node.tokens for node in nodes),
+        findings=tuple(finding for node in nodes for finding in node.findings),
+        step=next((node.step for node in nodes if node.step is not None), None),
+    )
 
 
 class PromptCounts(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ What NVML tells; it is read in nvml.py, and tests hand canned readings in.
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,12 @@ class Gpu:
     @property
     def label(self) -> str:
         return f"GPU {self.cuda_id}"
+
+
+def counted(gpus: Sequence[Gpu]) -> str:
+    """How many of which, in words."""
+    names = Counter(gpu.name for gpu in gpus)
+    return " and ".join(f"{count} × {name}" for name, count in names.items()) or "no GPUs"
 
 
 def trouble(gpu: Gpu) -> str:

@@ -22,6 +22,21 @@ class Ports(NamedTuple):
     internal: int
 
 
+def taken(where: Ports) -> set[int]:
+    """All ports of one server."""
+    return {where.http, *range(where.internal, where.internal + BLOCK)}
+
+
+def answers(address: str, timeout_s: float = 3.0) -> bool:
+    """Whether anybody accepts connections at host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout_s).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
     """Whether the port can be bound here and now, the way a server will."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

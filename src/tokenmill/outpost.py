@@ -1,0 +1,272 @@
+"""A node on another machine: the same node, and what it needs to live on for a while without its run.
+
+A head (the process that owns the run folder) takes parcels of results and acknowledges each with the next call, so that
+a record is given up only once it is stored. A node that hears nothing of its head for SILENT_S goes on with the prompts
+that it has and spools its records on its own disk, as journal lines; a new head gets them, and hears which prompts are
+in hand still. After `fleet.wait_for_head` it ends its servers; what is spooled stays.
+
+Everything of a node lies in `nodes/NAME` of the run folder, at the same path on its own machine. Knows nothing of Ray.
+"""
+
+import asyncio
+import time
+from collections import deque
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from tokenmill import errors, store
+from tokenmill.checks.base import Context
+from tokenmill.cluster.base import Results
+from tokenmill.config import Config
+from tokenmill.core.dispatch import Id, id_of
+from tokenmill.core.records import Prompt, Record
+from tokenmill.core.status import NodeStatus
+from tokenmill.doctor import NODE_CHECKS, examine, refuse
+from tokenmill.errors import TokenmillError
+from tokenmill.events import Event, now
+from tokenmill.folder import RunFolder
+from tokenmill.leftovers import survivors, sweep
+from tokenmill.node import RESULTS_WAIT_S, LocalNode
+
+SILENT_S = 5.0
+"""A head asks at least once a second; a full disk or a stopped process may keep it for a moment."""
+
+LINGER_S = 0.03
+"""Records of so long travel together: a parcel costs its head 1 ms, and an answer may wait 50 ms for its write."""
+
+LOOK_S = 0.5
+MOST_EVENTS = 1000
+"""Told to the next head; a node without one does little."""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What a node is to do: the run's config as JSON, the id of its settings, the node's name, checks to leave out."""
+
+    config: str
+    settings: str
+    node: str
+    skip: tuple[str, ...] = ()
+
+
+class Trouble(msgspec.Struct, frozen=True):
+    """A TokenmillError as a message: `kind` is its class."""
+
+    kind: str
+    text: str
+    fix: str
+
+    def error(self) -> TokenmillError:
+        """The error again, of its own class where there is one."""
+        found = getattr(errors, self.kind, TokenmillError)
+        made: TokenmillError = found(self.text, fix=self.fix)
+        return made
+
+
+class Parcel(msgspec.Struct, frozen=True):
+    """Results with the number by which their receipt is acknowledged; `trouble` is why the node has ended."""
+
+    number: int
+    results: Results
+    trouble: Trouble | None = None
+
+
+class Spool:
+    """Records that nobody has taken, in one file of journal lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = len(self.read())
+
+    def append(self, records: list[Record]) -> None:
+        """Raises OSError; what was written of them is then cut off again by its checksum."""
+        with self.path.open("ab") as out:
+            out.write(b"".join(map(store.line_of, records)))
+        self.rows += len(records)
+
+    def read(self) -> tuple[Record, ...]:
+        if not self.path.exists():
+            return ()
+        with self.path.open("rb") as lines:
+            return tuple(msgspec.json.decode(store.plain(line), type=Record) for line in lines if store.is_whole(line))
+
+    def clear(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.rows = 0
+
+
+def folder_of(config: Config, node: str) -> RunFolder:
+    return RunFolder(config.folder / "nodes" / node)
+
+
+class Outpost:
+    """`begin` comes first, from each head anew. All messages are JSON. `deserted` is set once no head has come back in
+    time and the servers have ended: nobody needs this process any more."""
+
+    def __init__(self, silent_s: float = SILENT_S) -> None:
+        self.deserted = asyncio.Event()
+        self._silent_s = silent_s
+        self._order = b""
+        self._node: LocalNode | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._guard: asyncio.Task[None] | None = None
+        self._spool: Spool | None = None
+        self._trouble: Trouble | None = None
+        self._held: dict[Id, Prompt] = {}
+        self._introduce = False
+        self._taking = asyncio.Lock()
+        """One at a time takes results: a head, or the guard where there is none."""
+        self._number = 0
+        self._sent: list[Record] = []
+        self._sent_spooled = 0
+        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self._heard = time.monotonic()
+
+    async def begin(self, order: bytes) -> None:
+        """A head has come: it meets the node that lives here if that was launched by the same order, else a new one,
+        which adopts the servers that fit."""
+        self._heard = time.monotonic()
+        async with self._taking:
+            if self._living and order == self._order:
+                self._introduce = True
+                return
+        await self._end_life()
+        self._order, self._trouble, self._node, self._held = order, None, None, {}
+        self._life = asyncio.create_task(self._live(msgspec.json.decode(order, type=Order)), name="node")
+        self._guard = asyncio.create_task(self._watch())
+
+    @property
+    def _living(self) -> bool:
+        return self._life is not None and not self._life.done()
+
+    @property
+    def _name(self) -> str:
+        return msgspec.json.decode(self._order, type=Order).node
+
+    async def offer(self, prompts: bytes) -> None:
+        """A call that is made twice, since its answer was lost, counts once."""
+        self._heard = time.monotonic()
+        fresh = [x for x in msgspec.json.decode(prompts, type=list[Prompt]) if id_of(x) not in self._held]
+        if self._node is not None:
+            self._held |= {id_of(prompt): prompt for prompt in fresh}
+            await self._node.offer(fresh)
+
+    async def results(self, acknowledged: int) -> bytes:
+        """The next parcel, as JSON; `acknowledged` is the number of the last one that has arrived."""
+        self._heard = time.monotonic()
+        await asyncio.sleep(LINGER_S)
+        async with self._taking:
+            self._heard = time.monotonic()
+            if acknowledged == self._number:
+                self._sent = []
+                if self._spool is not None and self._spool.rows and self._sent_spooled == self._spool.rows:
+                    self._spool.clear()
+            results = await self._take()
+            self._sent += results.records
+            if self._introduce:
+                self._put_aside([])  # made for the head before: this one did not ask for them
+            handed = self._spool.read() if self._spool is not None and self._spool.rows else ()
+            self._sent_spooled = len(handed)
+            held = tuple(self._held.values()) if self._introduce else ()
+            self._introduce = False
+            self._number += 1
+            ended = results.ended and not self._sent and not handed
+            events = [*self._events, *results.events]
+            self._events.clear()
+            whole = replace(results, records=self._sent, events=events, ended=ended, handed=handed, held=held)
+            return msgspec.json.encode(Parcel(self._number, whole, self._trouble if ended else None))
+
+    async def _take(self) -> Results:
+        if self._node is None:
+            if self._life is not None:
+                await asyncio.wait([self._life], timeout=RESULTS_WAIT_S)
+            return Results([], [], 0, ended=not self._living)
+        results = await self._node.results()
+        for record in results.records:
+            self._held.pop(id_of(record), None)
+        return results
+
+    async def status(self) -> bytes:
+        self._heard = time.monotonic()
+        return msgspec.json.encode(await self._node.status() if self._node else NodeStatus(self._name, ()))
+
+    async def stop(self, grace_s: float | None, keep: bool) -> None:
+        """As a node's stop."""
+        self._heard = time.monotonic()
+        if self._node is not None:
+            await self._node.stop(grace_s, keep)
+        elif self._life is not None:
+            self._life.cancel()
+
+    # -- its life ----------------------------------------------------------------------------------------------------
+    async def _live(self, order: Order) -> None:
+        try:
+            config = Config.model_validate_json(order.config)
+            folder = folder_of(config, order.node)
+            with folder.own("node"):
+                self._spool = Spool(folder.path / "spool.jsonl")
+                sweep(folder)
+                living = survivors(folder)
+                context = Context(config, folder, living, thorough=False)
+                skip = tuple(name for name in order.skip if name in NODE_CHECKS)
+                findings = await asyncio.to_thread(examine, context, skip, checks=NODE_CHECKS)
+                for finding in findings:
+                    if finding.level in ("warn", "unknown"):
+                        words = f"{finding.check}: {finding.message}"
+                        self._events.append(Event(now(), "doctor", words, "", "warn", finding.fix, node=order.node))
+                refuse(findings)
+                self._node = LocalNode(config, folder, order.settings, living, order.node)
+                await self._node.run()
+        except TokenmillError as error:
+            self._trouble = Trouble(type(error).__name__, str(error), error.fix)
+        except asyncio.CancelledError:
+            pass  # stopped before there was a node
+
+    async def _end_life(self) -> None:
+        """The servers go on: the next life adopts those that fit and ends the others."""
+        if self._guard is not None:
+            self._guard.cancel()
+        if self._life is not None and not self._life.done():
+            await self.stop(0.0, keep=True)
+            await self._drained()
+
+    async def _drained(self) -> None:
+        """The node has been stopped: keeps what it still gives until it has ended."""
+        while self._living:
+            async with self._taking:
+                self._put_aside((await self._take()).records)
+
+    async def _watch(self) -> None:
+        """Keeps what comes while no head asks for it, and ends the servers when none has come for long."""
+        patience_s = Config.model_validate_json(msgspec.json.decode(self._order, type=Order).config).fleet.wait_for_head
+        while self._living:
+            await asyncio.sleep(min(LOOK_S, self._silent_s))
+            if self._silence() < self._silent_s:
+                continue
+            async with self._taking:
+                if self._silence() >= self._silent_s:
+                    results = await self._take()
+                    self._events.extend(results.events)
+                    self._put_aside(results.records)
+            if self._silence() >= patience_s:
+                words = f"no head for {patience_s:.0f} s: it ends its servers"
+                self._events.append(Event(now(), "node", words, level="warn", node=self._name))
+                await self.stop(0.0, keep=False)
+                await self._drained()
+                self.deserted.set()
+
+    def _silence(self) -> float:
+        return time.monotonic() - self._heard
+
+    def _put_aside(self, records: list[Record]) -> None:
+        """Onto the disk, with what was sent and may not have arrived; in memory where the disk does not take it."""
+        self._sent += records
+        if self._sent and self._spool is not None:
+            try:
+                self._spool.append(self._sent)
+            except OSError as error:
+                words = f"{self._spool.path} cannot be written: {error.strerror}"
+                self._events.append(Event(now(), "node", words, level="warn", node=self._name))
+            else:
+                self._sent = []

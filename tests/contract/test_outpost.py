@@ -1,0 +1,146 @@
+"""A node that outlives its head: what it makes meanwhile is spooled, handed over once, and never forgotten."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests import bynumber
+from tests.contract.test_node_seam import make_case, prompts
+from tests.harness import Case
+from tokenmill import configfile
+from tokenmill.core.records import Record
+from tokenmill.outpost import Order, Outpost, Parcel, folder_of
+
+WAIT_S = 30.0
+SILENT_S = 0.3
+COUNT = 12
+
+
+class Head:
+    """A head's side of one outpost: takes parcels and acknowledges them."""
+
+    def __init__(self, outpost: Outpost) -> None:
+        self.outpost = outpost
+        self.acknowledged = 0
+        self.records: list[Record] = []
+        self.handed: list[Record] = []
+
+    async def turn(self, *, acknowledge: bool = True) -> Parcel:
+        found = await self.outpost.results(self.acknowledged)
+        parcel = msgspec.json.decode(found, type=Parcel)
+        if acknowledge:
+            self.acknowledged = parcel.number
+            self.records += parcel.results.records
+            self.handed += parcel.results.handed
+        return parcel
+
+    async def until(self, done: Callable[[Parcel], object]) -> Parcel:
+        async with asyncio.timeout(WAIT_S):
+            while not done(parcel := await self.turn()):
+                pass
+        return parcel
+
+
+def order_of(case: Case) -> bytes:
+    config = configfile.load(case.config)
+    return msgspec.json.encode(Order(config.model_dump_json(exclude_none=True), "settings-1", "n0"))
+
+
+def spooled(case: Case) -> int:
+    path = folder_of(configfile.load(case.config), "n0").path / "spool.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+async def until(done: Callable[[], object]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not done():  # noqa: ASYNC110 it is a file that is looked at
+            await asyncio.sleep(0.05)
+
+
+async def ready(outpost: Outpost, case: Case) -> Head:
+    await outpost.begin(order_of(case))
+    head = Head(outpost)
+    await head.until(lambda parcel: parcel.results.credits)
+    return head
+
+
+async def end(outpost: Outpost, head: Head) -> None:
+    await outpost.stop(0.0, False)
+    await head.until(lambda parcel: parcel.results.ended)
+
+
+def test_what_is_made_while_no_head_asks_is_handed_to_the_next_one_once(tmp_path: Path) -> None:
+    case = make_case(tmp_path, **{"latency-ms": 100})
+
+    async def story() -> None:
+        outpost = Outpost(SILENT_S)
+        head = await ready(outpost, case)
+        message = msgspec.json.encode(prompts(COUNT))
+        await outpost.offer(message)
+        await outpost.offer(message)  # its answer was lost: it counts once
+        await until(lambda: spooled(case) == COUNT)
+        await outpost.begin(order_of(case))
+        late = Head(outpost)
+        lost = await late.turn(acknowledge=False)
+        assert len(lost.results.handed) == COUNT
+        brought = (await late.turn()).results.handed
+        assert sorted(record.key for record in brought) == sorted(prompt.key for prompt in prompts(COUNT))
+        await late.turn()
+        assert spooled(case) == 0
+        assert not (await late.turn()).results.handed
+        await end(outpost, late)
+        assert head.records == late.records == []
+
+    run(case, story())
+
+
+def test_a_new_head_hears_what_a_node_has_in_hand(tmp_path: Path) -> None:
+    case = make_case(tmp_path, **{"latency-ms": 1500})
+
+    async def story() -> None:
+        outpost = Outpost(SILENT_S)
+        await ready(outpost, case)
+        await outpost.offer(msgspec.json.encode(prompts(COUNT)))
+        await outpost.begin(order_of(case))
+        late = Head(outpost)
+        held = (await late.turn()).results.held
+        assert {prompt.key for prompt in held} == {prompt.key for prompt in prompts(COUNT)}
+        await late.until(lambda parcel: len(late.records) == COUNT)
+        await end(outpost, late)
+
+    run(case, story())
+
+
+def test_a_node_without_a_head_ends_its_servers_in_time_and_keeps_its_records_for_later(tmp_path: Path) -> None:
+    case = make_case(tmp_path, **{"latency-ms": 100})
+    text = case.config.read_text().replace("[fleet]", '[fleet]\nwait_for_head = "1500ms"')
+    case.config.write_text(text)
+
+    async def story() -> None:
+        outpost = Outpost(SILENT_S)
+        await ready(outpost, case)
+        servers = folder_of(configfile.load(case.config), "n0").state().servers
+        await outpost.offer(msgspec.json.encode(prompts(COUNT)))
+        async with asyncio.timeout(WAIT_S):
+            await outpost.deserted.wait()
+        assert [pid for entry in servers for pid in bynumber.members(-1, entry.nonce)] == []
+        assert spooled(case) == COUNT
+        again = Outpost()
+        late = await ready(again, case)
+        assert len(late.handed) == COUNT
+        await end(again, late)
+
+    run(case, story())
+
+
+def run(case: Case, story: Coroutine[Any, Any, None]) -> None:
+    try:
+        asyncio.run(story)
+    finally:
+        for entry in folder_of(configfile.load(case.config), "n0").state().servers:
+            bynumber.signal_all(bynumber.members(-1, entry.nonce), signal.SIGKILL)
+        case.cleanup()
