@@ -48,8 +48,10 @@ def repetition(text: str, raw: bytes, parts: Parts) -> float:
     """The highest ratio; 0 where the text is too short to say. `raw` is the text in UTF-8."""
     found = _again(raw)
     for start, end in (parts[:2], parts[2:]):
-        found.append(text[max(start, end - TAIL_CHARS) : end].encode("utf-8", "replace"))
-        found += _last_rounds(text[max(start, end - ROUNDS_CHARS) : end].encode("utf-8", "replace"))
+        middle = max(start, end - TAIL_CHARS)
+        tail = text[middle:end].encode("utf-8", "replace")
+        found.append(tail)
+        found += _last_rounds(text[max(start, end - ROUNDS_CHARS) : middle].encode("utf-8", "replace") + tail)
     return round(max(map(_ratio, found)), 2)
 
 
@@ -75,7 +77,8 @@ def _again(raw: bytes) -> list[bytes]:
     at = 0
     while at < len(raw) - LEAST_BYTES:
         probe, step = raw[at : at + PROBE], STEP
-        if raw.count(probe, at, at + SPAN) >= ROUNDS:
+        # Sound text has it once: then half of the span is enough to know that no even loop begins here.
+        if raw.find(probe, at + 1, at + SPAN // 2 + PROBE) >= 0 and raw.count(probe, at, at + SPAN) >= ROUNDS:
             last = raw.rfind(probe, at, at + REACH)
             if last - at >= LEAST_BYTES:
                 found.append(raw[at:last])
