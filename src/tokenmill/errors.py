@@ -11,6 +11,7 @@
     ├── StoppedError       130  told to stop before it was done; starting again goes on
     ├── StoreError           6  results could not be stored
     │   └── VanishedError       what was stored is gone: removed or moved in mid-run
+    ├── FullError               as many browsers look at a page as may
     ├── BadPromptError          one prompt row cannot be used: becomes a failed record
     ├── PluginError             code that is not ours (a tokenizer, a plug-in) raised
     └── RequestError            one request failed; the subclass says whose fault it is
@@ -76,6 +77,10 @@ class StoreError(TokenmillError):
 
 class VanishedError(StoreError):
     pass
+
+
+class FullError(TokenmillError):
+    """Of `serve` alone: the browser tries again."""
 
 
 class BadPromptError(TokenmillError):

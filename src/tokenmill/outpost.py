@@ -107,7 +107,7 @@ class Outpost:
     def __init__(self, silent_s: float = SILENT_S) -> None:
         self.deserted = asyncio.Event()
         self._silent_s = silent_s
-        self._order = b""
+        self._order: Order | None = None
         self._node: LocalNode | None = None
         self._life: asyncio.Task[None] | None = None
         self._guard: asyncio.Task[None] | None = None
@@ -127,14 +127,16 @@ class Outpost:
         """A head has come: it meets the node that lives here if that was launched by the same order, else a new one,
         which adopts the servers that fit."""
         self._heard = time.monotonic()
+        asked = msgspec.json.decode(order, type=Order)
         async with self._taking:
-            if self._living and order == self._order:
+            if self._living and asked == self._order:
                 self._introduce = True
                 return
         await self._end_life()
-        self._order, self._trouble, self._node, self._held = order, None, None, {}
-        self._life = asyncio.create_task(self._live(msgspec.json.decode(order, type=Order)), name="node")
-        self._guard = asyncio.create_task(self._watch())
+        self._order, self._trouble, self._node, self._held = asked, None, None, {}
+        self._life = asyncio.create_task(self._live(asked), name="node")
+        patience_s = Config.model_validate_json(asked.config).fleet.wait_for_head
+        self._guard = asyncio.create_task(self._watch(patience_s))
 
     @property
     def _living(self) -> bool:
@@ -142,7 +144,7 @@ class Outpost:
 
     @property
     def _name(self) -> str:
-        return msgspec.json.decode(self._order, type=Order).node
+        return self._order.node if self._order else ""
 
     async def offer(self, prompts: bytes) -> None:
         """A call that is made twice, since its answer was lost, counts once."""
@@ -235,20 +237,23 @@ class Outpost:
         """The node has been stopped: keeps what it still gives until it has ended."""
         while self._living:
             async with self._taking:
-                self._put_aside((await self._take()).records)
+                await self._keep()
 
-    async def _watch(self) -> None:
-        """Keeps what comes while no head asks for it, and ends the servers when none has come for long."""
-        patience_s = Config.model_validate_json(msgspec.json.decode(self._order, type=Order).config).fleet.wait_for_head
+    async def _keep(self) -> None:
+        """Takes what has come, for the next head."""
+        results = await self._take()
+        self._events.extend(results.events)
+        self._put_aside(results.records)
+
+    async def _watch(self, patience_s: float) -> None:
+        """Keeps what comes while no head asks for it, and ends the servers when none has come for `patience_s`."""
         while self._living:
             await asyncio.sleep(min(LOOK_S, self._silent_s))
             if self._silence() < self._silent_s:
                 continue
             async with self._taking:
                 if self._silence() >= self._silent_s:
-                    results = await self._take()
-                    self._events.extend(results.events)
-                    self._put_aside(results.records)
+                    await self._keep()
             if self._silence() >= patience_s:
                 words = f"no head for {patience_s:.0f} s: it ends its servers"
                 self._events.append(Event(now(), "node", words, level="warn", node=self._name))

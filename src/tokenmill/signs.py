@@ -21,7 +21,7 @@ from tokenmill.machine.filesystems import mount_of
 from tokenmill.machine.group import Members
 from tokenmill.machine.processes import ProcessId
 from tokenmill.machine.shm import Claims
-from tokenmill.machine.threads import READ_S, reading
+from tokenmill.machine.threads import reading
 
 LOOK_S = 2.0
 """Between two looks at a server: a few files of /proc for each of its processes."""
@@ -100,7 +100,7 @@ class Signs:
         self._note = note
         self._closer_s = min(CLOSER_S, max(FIRST_LOOK_S, stall_s / CLOSER_LOOKS))
         self._last: Look | None = None
-        self._looking: asyncio.Future[Look] | None = None
+        self._asker: threads.Asker[Look] = threads.Asker()
         before = shm.present(sensors.shm) if fresh else frozenset[shm.Claim]()
         self._claims = Claims(frozenset(entry.segments), before)
         self._dead_since = 0.0
@@ -121,8 +121,7 @@ class Signs:
                 await self._tell(post, state)
                 await asyncio.sleep(self.pause(closely=closely))
         finally:
-            if self._looking is not None:
-                self._looking.cancel()
+            self._asker.close()
 
     async def _tell(self, post: Callable[[core.Event], None], state: Callable[[], State]) -> None:
         self.burning = self.work is not None and not self.work.is_idle
@@ -148,13 +147,10 @@ class Signs:
     async def look(self, *, closely: bool) -> None:
         """Reads the machine; `closely` where silence would mean something."""
         last = self._last
-        if self._looking is None:  # one that hangs is waited for, and no second one is begun
-            self._looking = asyncio.wrap_future(threads.ask(lambda: self._read(last, closely=closely)))
-        await asyncio.wait([self._looking], timeout=READ_S)
-        if not self._looking.done():
+        found = await self._asker.reading(lambda: self._read(last, closely=closely), None)
+        if found is None:
             self.work = None  # whatever keeps the reading, nothing is known of this moment
             return
-        found, self._looking = self._looking.result(), None
         self._last = found
         if last is not None and found.moment.at > last.moment.at:
             self.work = evidence.between(last.moment, found.moment)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
@@ -74,9 +75,17 @@ T = TypeVar("T")
 
 
 class Post(Outpost):
-    """What Ray runs on a machine: an outpost, in the actor's own event loop; its process ends with it."""
+    """What Ray runs on a machine: an outpost, in the actor's own event loop; its process ends with it, or where no head
+    begins it: one that died, or that left while the actor waited for GPUs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._unbegun = threading.Timer(BEGIN_S, os._exit, (0,))
+        self._unbegun.daemon = True
+        self._unbegun.start()
 
     async def begin(self, order: bytes) -> None:
+        self._unbegun.cancel()
         await super().begin(order)
         asyncio.get_running_loop().create_task(self._leave(), name="leave")
 
@@ -242,10 +251,16 @@ class RayCluster:
             raise trouble
 
     async def _end(self) -> None:
-        """Every node's end is waited for: it takes what its servers take, and a lost one is found out."""
+        """Every node's end is waited for: it takes what its servers take, and a lost one is found out. So is one that
+        is just beginning; what has not begun by then ends by itself."""
         grace_s, keep = self._stop or (0.0, False)
-        await asyncio.gather(*(node.stop(grace_s, keep) for node in self._nodes.values()))
-        for node in self._nodes.values():
+        if self._coming:
+            await asyncio.wait(self._coming.values(), timeout=MEET_S)
+        for task in self._coming.values():
+            task.cancel()
+        nodes = list(self._nodes.values())
+        await asyncio.gather(*(node.stop(grace_s, keep) for node in nodes))
+        for node in nodes:
             await node.done.wait()
             node.kill()
         await asyncio.to_thread(ray.shutdown)

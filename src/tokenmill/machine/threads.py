@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from tokenmill.errors import TokenmillError
 
@@ -44,6 +44,30 @@ async def reading(question: Callable[[], Result], unknown: Default, deadline_s: 
             return await asyncio.wrap_future(ask(question))
     except TimeoutError:
         return unknown
+
+
+class Asker(Generic[Result]):
+    """Asks the same thing again and again: an answer that hangs is waited for, and no second one is begun."""
+
+    def __init__(self) -> None:
+        self._asked: asyncio.Future[Result] | None = None
+
+    async def reading(
+        self, question: Callable[[], Result], unknown: Default, deadline_s: float = READ_S
+    ) -> Result | Default:
+        """As `reading`; what comes after its deadline is the answer of the next call."""
+        if self._asked is None:
+            self._asked = asyncio.wrap_future(ask(question))
+        await asyncio.wait([self._asked], timeout=deadline_s)
+        if not self._asked.done():
+            return unknown
+        answer, self._asked = self._asked, None
+        return answer.result()
+
+    def close(self) -> None:
+        """Nobody waits for the last answer any more."""
+        if self._asked is not None:
+            self._asked.cancel()
 
 
 def each(items: Iterable[Item], work: Callable[[Item], Result], threads: int) -> list[Result]:

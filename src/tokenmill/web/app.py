@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from tokenmill.errors import StoreError, UsageError
+from tokenmill.errors import FullError, StoreError, UsageError
 from tokenmill.folder import RunFolder
 from tokenmill.web import metrics
 from tokenmill.web.guard import Guard, add_headers, check_address
-from tokenmill.web.hub import Feed, FullError, Hub
+from tokenmill.web.hub import Feed, Hub
 from tokenmill.web.shown import Shown
 from tokenmill.web.watcher import Message, Watcher
 

@@ -7,13 +7,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-import msgspec
-
-from tokenmill.errors import StoreError, TokenmillError, UsageError
-from tokenmill.machine.threads import reading
+from tokenmill.errors import FullError, StoreError, UsageError
+from tokenmill.machine.threads import Asker, reading
 from tokenmill.web.catalog import Found
 from tokenmill.web.shown import Shown, shown
-from tokenmill.web.watcher import LogTail, Message, Watcher
+from tokenmill.web.watcher import LogTail, Message, Watcher, message
 
 LOOK_S = 1.0
 """As often as a run renews its status."""
@@ -42,10 +40,6 @@ LISTED = 10
 Feed = asyncio.Queue[Message | None]
 
 
-class FullError(TokenmillError):
-    """As many as may look at once do."""
-
-
 @dataclass(slots=True)
 class _Room:
     """Those who follow one thing; None in a feed ends it."""
@@ -63,13 +57,38 @@ class _Room:
                 feed.put_nowait(message)
 
 
+@dataclass(slots=True)
+class _LogRoom(_Room):
+    """Those who follow a server's log."""
+
+    tail: LogTail = field(kw_only=True)
+    asker: Asker[list[str]] = field(default_factory=Asker)
+
+    async def look(self) -> None:
+        """Tells what has come; its end, where it is no log of this folder any more."""
+        try:
+            lines = await self.asker.reading(self.tail.look, None)
+        except (UsageError, OSError):
+            self.tell(None)
+            return
+        if lines:
+            self.tell(message("lines", lines))
+
+    def close(self) -> None:
+        self.tell(None)
+        self.asker.close()
+        self.tail.close()
+
+
 class Hub:
     """Runs the watcher's looks and the catalog's steps for the scope of `run`."""
 
     def __init__(self, watcher: Watcher) -> None:
         self.watcher = watcher
         self._all = _Room()
-        self._logs: dict[int, tuple[LogTail, _Room]] = {}
+        self._logs: dict[int, _LogRoom] = {}
+        self._watching: Asker[list[Message]] = Asker()
+        self._stepping: Asker[bool] = Asker()
         # Held for a look with its telling, and for a newcomer's beginning: nobody misses a message between the two.
         self._looking = asyncio.Lock()
         self._whole: Message | None = None
@@ -88,25 +107,26 @@ class Hub:
     def close(self) -> None:
         """Lets go of all who look, and closes the logs."""
         self._all.tell(None)
-        for tail, room in self._logs.values():
-            room.tell(None)
-            tail.close()
+        self._watching.close()
+        self._stepping.close()
+        for room in self._logs.values():
+            room.close()
         self._logs.clear()
 
     async def look(self) -> None:
         """One look, told to all."""
         async with self._looking:
             nothing: list[Message] = []
-            messages = await reading(self.watcher.look, nothing)
+            messages = await self._watching.reading(self.watcher.look, nothing)
             if messages:
                 self._whole = None
-            for message in messages:
-                self._all.tell(message)
-            for number, (tail, room) in list(self._logs.items()):
+            for each in messages:
+                self._all.tell(each)
+            for number, room in list(self._logs.items()):
                 if not room.feeds:
-                    self._logs.pop(number)[0].close()
-                elif lines := await _lines_of(tail, room):
-                    room.tell(Message("lines", _encoded(lines)))
+                    self._logs.pop(number).close()
+                else:
+                    await room.look()
 
     async def _look_on(self) -> None:
         while True:
@@ -118,7 +138,7 @@ class Hub:
         while True:
             busy = False
             try:
-                busy = await reading(self.watcher.catalog.step, False, STEP_S)
+                busy = await self._stepping.reading(self.watcher.catalog.step, False, STEP_S)
             except (StoreError, OSError) as error:
                 self.watcher.trouble = str(error)
             await asyncio.sleep(PAUSE_S if busy else IDLE_S)
@@ -148,17 +168,17 @@ class Hub:
                 tail = await reading(lambda: LogTail(self.watcher.folder, number), None)
                 if tail is None:
                     raise UsageError(f"the log of server {number} does not come: its disk hangs")
-                self._logs[number] = (tail, _Room())
-            tail, room = self._logs[number]
+                self._logs[number] = _LogRoom(tail=tail)
+            room = self._logs[number]
             room.feeds.add(feed := Feed(BEHIND))
-            begin = Message("begin", _encoded(list(tail.recent)))
+            begin = message("begin", list(room.tail.recent))
         try:
             yield begin, feed
         finally:
             room.feeds.discard(feed)
 
     def _check_room(self) -> None:
-        if len(self._all.feeds) + sum(len(room.feeds) for _, room in self._logs.values()) >= CLIENTS:
+        if len(self._all.feeds) + sum(len(room.feeds) for room in self._logs.values()) >= CLIENTS:
             raise FullError(f"{CLIENTS} browsers look already")
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -188,16 +208,3 @@ class Hub:
         if found is None:
             raise StoreError("the records do not come: their disk hangs")
         return found
-
-
-async def _lines_of(tail: LogTail, room: _Room) -> list[str]:
-    try:
-        return await reading(tail.look, [])
-    except (UsageError, OSError):
-        room.tell(None)
-        return []
-
-
-def _encoded(lines: list[str]) -> bytes:
-
-    return msgspec.json.encode(lines)

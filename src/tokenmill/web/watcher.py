@@ -73,10 +73,10 @@ class Watcher:
         state = (status, self._live, catalog.rows, catalog.left, self.trouble)
         if state != self._sent:
             self._sent = state
-            messages.append(_message("status", safe(self._now())))
+            messages.append(message("status", safe(self._now())))
             if self._live:
                 messages.append(_points(self._last, [moment(status)], final=False))
-        return [message for message in messages if message is not None]
+        return [each for each in messages if each is not None]
 
     def whole(self) -> Message:
         """All that a page begins with."""
@@ -86,7 +86,7 @@ class Watcher:
             "timeline": safe({name: list(changes) for name, changes in self._timeline.servers.items()}),
             "gaps": list(self._timeline.gaps),
         }
-        return _message("whole", begin)
+        return message("whole", begin)
 
     def _now(self) -> dict[str, Any]:
         catalog = {"rows": self.catalog.rows, "left": self.catalog.left, "labels": self.catalog.labels()}
@@ -136,7 +136,7 @@ class Watcher:
             new.append(event)
             self._timeline.event(event)
         self._events.extend(new)
-        return _message("events", safe(list(new))) if new else None
+        return message("events", safe(list(new))) if new else None
 
 
 class LogTail:
@@ -184,8 +184,9 @@ def own_file(folder: RunFolder, path: Path) -> Path:
 def _points(before: Moment | None, new: list[Moment], *, final: bool) -> Message:
     """New points behind one that is known (`skip` it); those that are not final make way for the next."""
     lines = columns([before, *new] if before else new)
-    return _message("points", {"final": final, "skip": int(before is not None), "columns": lines})
+    return message("points", {"final": final, "skip": int(before is not None), "columns": lines})
 
 
-def _message(name: str, value: Any) -> Message:
+def message(name: str, value: Any) -> Message:
+    """With any value as its JSON."""
     return Message(name, msgspec.json.encode(value))

@@ -64,3 +64,25 @@ print(asyncio.run(threads.reading(threading.Event().wait, "unknown", 0.01)))
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=15, check=True)
     assert (ended.stdout, ended.stderr) == ("unknown\n", "")
+
+
+def test_an_asker_begins_no_second_question_while_one_hangs() -> None:
+    go, asked = threading.Event(), []
+
+    def hang() -> str:
+        asked.append("hung")
+        go.wait()
+        return "late"
+
+    async def story() -> list[str]:
+        asker: threads.Asker[str] = threads.Asker()
+        try:
+            told = [await asker.reading(hang, "unknown", 0.01) for _ in range(3)]
+            go.set()
+            return [*told, await asker.reading(hang, "unknown"), await asker.reading(lambda: "new", "unknown")]
+        finally:
+            go.set()
+            asker.close()
+
+    assert asyncio.run(story()) == ["unknown", "unknown", "unknown", "late", "new"]
+    assert asked == ["hung"]
