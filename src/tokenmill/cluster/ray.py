@@ -10,9 +10,7 @@ own, which Ray's head keeps, and never on a command line.
 
 import asyncio
 import logging
-import os
 import re
-import threading
 import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
@@ -24,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import ray
 from ray import exceptions
 from tokenmill.cluster.base import Node, Results
+from tokenmill.cluster.post import BEGIN_S, Post
 from tokenmill.config import Config
 from tokenmill.core.records import Prompt
 from tokenmill.core.status import NodeStatus
@@ -38,15 +37,12 @@ from tokenmill.errors import (
 )
 from tokenmill.events import Event, EventLog, now
 from tokenmill.machine.ports import answers
-from tokenmill.outpost import Order, Outpost, Parcel
+from tokenmill.outpost import Order, Parcel
 
 NAMESPACE = "tokenmill"
 
 CALL_S = 60.0
 """A call that takes this long has no living node behind it: the longest wait of a node is a second."""
-
-BEGIN_S = 300.0
-"""Until an actor answers: Ray starts a process for it, and may have to wait for the machine's GPUs."""
 
 AGAIN_S = 2.0
 """After a call that Ray could not deliver, while it thinks that the actor lives."""
@@ -72,26 +68,6 @@ FATAL = (GateError,)
 """Trouble of one node that would be every node's."""
 
 T = TypeVar("T")
-
-
-class Post(Outpost):
-    """What Ray runs on a machine: an outpost, in the actor's own event loop; its process ends with it, or where no head
-    begins it: one that died, or that left while the actor waited for GPUs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._unbegun = threading.Timer(BEGIN_S, os._exit, (0,))
-        self._unbegun.daemon = True
-        self._unbegun.start()
-
-    async def begin(self, order: bytes) -> None:
-        self._unbegun.cancel()
-        await super().begin(order)
-        asyncio.get_running_loop().create_task(self._leave(), name="leave")
-
-    async def _leave(self) -> None:
-        await self.deserted.wait()
-        os._exit(0)  # a detached actor ends by itself in no other way
 
 
 class RayNode:
