@@ -25,6 +25,9 @@ MARGIN = 0.05
 LOOKED_AT = 2000
 """Stored records among which examples are looked for, a few seconds of reading: what stops a run is not rare."""
 
+NEVERTHELESS = "to go on nevertheless: "
+"""Before the command at the message's end: the report finds it there."""
+
 
 class Examples:
     """The first few bad records of each label, for messages and the report."""
@@ -71,7 +74,7 @@ def explain(alarm: Alarm, examples: Examples, config: Config, command: str, know
     if cause:
         lines.append(f"  likely cause: {cause}")
     share = min(1.0, round(alarm.bad / max(alarm.ended, 1) + MARGIN, 2))
-    lines.append(f"  to go on nevertheless: {command} --set {key}={share:g}")
+    lines.append(f"  {NEVERTHELESS}{command} --set {key}={share:g}")
     return "\n".join(lines)
 
 

@@ -43,14 +43,19 @@ def speed(rate: float) -> str:
     return f"{rate / 1e9:.2f} GB/s" if rate >= 1e8 else f"{rate / 1e6:.1f} MB/s"
 
 
-def to_go(status: RunStatus) -> str:
+def left(status: RunStatus) -> str:
     """How long a run still takes: a range until it is steady; nothing where nobody knows."""
     low, high = status.eta_low_s, status.eta_high_s
     if status.eta_s is None:
         return ""
     if low is None or is_steady(low, high):
-        return f"{duration(status.eta_s)} to go"
-    return f"{span(low, high)} to go"
+        return duration(status.eta_s)
+    return span(low, high)
+
+
+def to_go(status: RunStatus) -> str:
+    """The same where nothing else says what it is."""
+    return f"{words} to go" if (words := left(status)) else ""
 
 
 def start_of(server: ServerStatus) -> str:

@@ -13,9 +13,11 @@ from pathlib import Path
 import msgspec
 
 from tokenmill import __version__
+from tokenmill.core.judge import TRUNCATED
 from tokenmill.core.records import PROMPT_FAULTS
 from tokenmill.core.status import ENDED
 from tokenmill.errors import StoreError
+from tokenmill.explain import NEVERTHELESS
 from tokenmill.folder import RunFolder, write_aside
 from tokenmill.reporting import captions, course, examples, figures
 from tokenmill.reporting.answer import Report, Step
@@ -29,10 +31,6 @@ from tokenmill.steps import Tell
 
 LITTLE = 0.005
 """A share of bad completions below this is no news."""
-
-
-NEVERTHELESS = "to go on nevertheless: "
-"""Before the command, in what the gate says (explain.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +156,9 @@ def _notable(
     if counts.rejected:
         most = f", mostly {rejecting[0].label} ({rejecting[0].count:,})" if rejecting else ""
         found.append(f"Rejected: {counts.rejected:,}, {_percent(counts.rejected, ended)}{most}.")
-    cut = sum(row.count for row in labels if row.label.startswith("truncated"))
+    cut = sum(row.count for row in labels if row.label in TRUNCATED)
     if cut > LITTLE * ended:
-        rejects = any(row.label.startswith("truncated") for row in rejecting)
+        rejects = any(row.label in TRUNCATED for row in rejecting)
         counted = "which rejects them" if rejects else "and accepted all the same"
         found.append(f"Cut off at their length, {counted}: {cut:,}, {_percent(cut, ended)}.")
     if counts.failed:

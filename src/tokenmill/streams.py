@@ -24,7 +24,7 @@ class SafeStream:
             try:
                 return self._stream.write(text)
             except (OSError, ValueError):
-                self._lose()
+                self.lose()
         return len(text)
 
     def flush(self) -> None:
@@ -32,9 +32,9 @@ class SafeStream:
             try:
                 self._stream.flush()
             except (OSError, ValueError):
-                self._lose()
+                self.lose()
 
-    def _lose(self) -> None:
+    def lose(self) -> None:
         """Also puts /dev/null under the descriptor: Python flushes its streams at exit and would report them broken."""
         self.lost = True
         try:

@@ -88,7 +88,7 @@ class View:
         self._leave_screen()
         stream = self._out.file
         if isinstance(stream, SafeStream):
-            stream._lose()  # noqa: SLF001
+            stream.lose()
 
     def event(self, event: Event) -> None:
         """A line for what happened, with its fix and the log's decisive lines below."""

@@ -1,4 +1,4 @@
-"""What Ray runs on a machine: an outpost in an actor's own event loop. A detached actor's process ends only by itself."""
+"""What Ray runs on a machine: an outpost in an actor's event loop. A detached actor ends only by itself."""
 
 import asyncio
 import os

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from tokenmill.plain import duration
 from tokenmill.reporting.clock import Clock, Tick
 from tokenmill.reporting.course import Series, Start, Stay
 from tokenmill.reporting.figures import Spread
@@ -59,7 +60,6 @@ class Plot:
     """What the template draws. `x_ticks` from the left, `y_ticks` from the top; `keys` explain colours; `rows` says
     that the y ticks are names. `height` in pixels."""
 
-    title: str
     y_title: str
     x_title: str
     x_ticks: list[Tick]
@@ -136,7 +136,6 @@ def most(series: Iterable[Series]) -> float:
 
 def over_time(
     clock: Clock,
-    title: str,
     y_title: str,
     lines: Sequence[tuple[Series, str]],
     *,
@@ -152,7 +151,6 @@ def over_time(
     paths = [line(clock, lines[0][0], top, "area", area=True)] if area and lines else []
     words = share if percent else number
     return Plot(
-        title=title,
         y_title=y_title,
         x_title="",
         x_ticks=clock.ticks(),
@@ -164,7 +162,7 @@ def over_time(
     )
 
 
-def histogram(title: str, found: Spread, cuts: Sequence[int] = ()) -> Plot:
+def histogram(found: Spread, cuts: Sequence[int] = ()) -> Plot:
     """Bins of equal width, though their bounds grow; `cuts` are marked where they lie."""
     first = next((n for n, count in enumerate(found.counts) if count), 0)
     bounds, shown = found.bounds[first:], found.counts[first:]
@@ -177,7 +175,6 @@ def histogram(title: str, found: Spread, cuts: Sequence[int] = ()) -> Plot:
             words = f"{_bin(bounds, place)}: {count:,}"
             bars.append(Bar(width * place, 100 - high, width * 0.92, high, "fill", words))
     return Plot(
-        title=title,
         y_title="completions",
         x_title="tokens",
         x_ticks=list(_length_ticks(bounds)),
@@ -218,10 +215,9 @@ def lives(clock: Clock, names: Sequence[str], found: Sequence[Stay]) -> Plot:
             continue
         start, end = (100 * clock.place(moment) for moment in (stay.began, stay.ended))
         width = max(end - start, NARROW if kind == "down" else 0.0)
-        words = f"server {stay.server}: {stay.state} for {stay.ended - stay.began:,.0f} s"
+        words = f"server {stay.server}: {stay.state} for {duration(stay.ended - stay.began)}"
         bars.append(Bar(start, height * (rows[stay.server] + 0.2), width, 0.6 * height, kind, words))
     return Plot(
-        title="What each server did",
         y_title="server",
         x_title="",
         x_ticks=clock.ticks(),
@@ -271,13 +267,12 @@ def start_bars(found: Sequence[Start]) -> Plot:
         at = 0.0
         rest = start.seconds - sum(seconds for _, seconds in start.phases)
         for name, seconds in [*start.phases, ("other", max(0.0, rest))]:
-            words = f"server {start.server}: {name} {seconds:,.0f} s"
+            words = f"server {start.server}: {name} {duration(seconds)}"
             bars.append(
                 Bar(at, height * (row + 0.2), 100 * seconds / top, 0.6 * height, kinds.get(name, "other"), words)
             )
             at += 100 * seconds / top
     return Plot(
-        title="How the last starts went",
         y_title="server",
         x_title="seconds until ready",
         x_ticks=[Tick(value / top, number(value)) for value in ticks],

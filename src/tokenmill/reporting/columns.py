@@ -78,9 +78,15 @@ class Columns:
         found: Flags = self.verdict != FAILED
         return found
 
-    def has(self, label: str) -> Flags:
-        """The records with a label."""
-        found: Flags = np.isin(self.label_set, [n for n, labels in enumerate(self.labels) if label in labels])
+    @property
+    def truncated(self) -> Flags:
+        """The records that were cut off at their length."""
+        return self.has(*judge.TRUNCATED)
+
+    def has(self, *names: str) -> Flags:
+        """The records with any of these labels."""
+        having = [n for n, labels in enumerate(self.labels) if not set(names).isdisjoint(labels)]
+        found: Flags = np.isin(self.label_set, having)
         return found
 
 

@@ -13,8 +13,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from tokenmill.core import starts
+from tokenmill.core.server import LIVE, WAITING, State
 from tokenmill.events import Event
-from tokenmill.history import Moment
+from tokenmill.history import EVERY_S, Moment
 from tokenmill.reporting.clock import BINS, Clock
 from tokenmill.reporting.columns import FAILED, REJECTED, Columns, Flags, Floats
 
@@ -27,12 +28,9 @@ FEW = 0.1
 SPARK_BINS = 48
 """Of the small lines in tables."""
 
-EVERY_S = 10.0
-"""Bins of what history.jsonl holds are no shorter: a line every ten seconds."""
-
-LIVE = ("starting", "answering", "canary", "ready", "suspect", "stopping")
-
-DOWN = ("backoff", "failed", "quarantined")
+BEGUN = LIVE | {State.STOPPING}
+DOWN = WAITING | {State.FAILED}
+"""A server that comes from the former to the latter was lost."""
 
 Values = list[float | None]
 
@@ -180,7 +178,6 @@ def course(
     slots, accept, per_server = _told(history, clock)
     if not per_server:
         accept, per_server = _recorded(found, clock)
-    truncated = found.has("truncated_in_thinking") | found.has("truncated_in_answer")
     return Course(
         spans=list(clock.spans),
         tokens_per_s=_series(fine, rates(found, answered, fine)),
@@ -189,7 +186,7 @@ def course(
             for name in names
         },
         rejected=shares(found, found.verdict == REJECTED, coarse),
-        truncated=shares(found, truncated, coarse),
+        truncated=shares(found, found.truncated, coarse),
         failed=shares(found, found.verdict == FAILED, coarse),
         labels={
             label: shares(found, found.has(label), spark) for label in sorted({x for s in found.labels for x in s})
@@ -295,7 +292,7 @@ def losses(happened: Sequence[Event]) -> Iterable[Loss]:
         if event.change is None:
             continue
         before, after = event.change
-        if after in DOWN and before in LIVE and event.server not in away:
+        if after in DOWN and before in BEGUN and event.server not in away:
             cause = said.pop(event.server, None)
             away[event.server] = Loss(event.server, event.t, cause.text if cause else "", None)
         elif after == "ready" and event.server in away:

@@ -170,7 +170,7 @@ def server_order(found: Columns) -> list[int]:
 
 def servers(found: Columns, on_s: float) -> list[ServerFigures]:
     """One for each server that a record came from."""
-    truncated = found.has("truncated_in_thinking") | found.has("truncated_in_answer")
+    truncated = found.truncated
     rows = []
     for number in server_order(found):
         own = found.server == number

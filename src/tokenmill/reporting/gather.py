@@ -12,6 +12,7 @@ import numpy as np
 from tokenmill import configfile, dataset, environment, events, history, settings
 from tokenmill.config import Config, rules_of
 from tokenmill.core.judge import Rules
+from tokenmill.core.server import LIVE, SERVING
 from tokenmill.core.status import ENDED
 from tokenmill.environment import Environment
 from tokenmill.errors import StoreError, TokenmillError
@@ -80,7 +81,7 @@ class Gathered:
         first = [
             (stay.began, stay.ended)
             for stay in stays(self.happened, 0.0, self.signs())
-            if stay.state in ("starting", "answering", "canary") and stay.ended - stay.began < STARTING_MOST_S
+            if stay.state in LIVE - SERVING and stay.ended - stay.began < STARTING_MOST_S
         ]
         begun: Floats = np.array(first, dtype=np.float64).reshape(-1, 2)
         return clock([*intervals, (begun[:, 0], begun[:, 1])])

@@ -17,11 +17,12 @@ _NUMBERS = re.compile(r"\d[\d,.:]*")
 
 
 class Notice(msgspec.Struct):
-    """`text` is the newest of `count`, between `first` and `last`, Unix time."""
+    """`text` is the newest of `count`, between `first` and `last`, Unix time; `server` or `node` as in events."""
 
     level: str
     kind: str
     server: str
+    node: str
     text: str
     fix: str
     lines: tuple[str, ...]
@@ -47,7 +48,7 @@ class Notices:
 
     findings: list[FindingRow] = field(default_factory=list)
     left_out: int = 0
-    _rows: dict[tuple[str, str, str], Notice] = field(default_factory=dict)
+    _rows: dict[tuple[str, ...], Notice] = field(default_factory=dict)
 
     def add(self, event: Event) -> None:
         """Keeps what is a warning, an error, a finding or a finding's end."""
@@ -70,14 +71,23 @@ class Notices:
                 row.ended = event.t
 
     def _warn(self, event: Event) -> None:
-        key = (event.kind, event.server, _NUMBERS.sub("#", event.text))
+        key = (event.kind, event.server, event.node, _NUMBERS.sub("#", event.text))
         row = self._rows.get(key)
         if row is None:
             if len(self._rows) >= MOST:
                 self.left_out += 1
                 return
             self._rows[key] = Notice(
-                event.level, event.kind, event.server, event.text, event.fix, event.lines, 1, event.t, event.t
+                level=event.level,
+                kind=event.kind,
+                server=event.server,
+                node=event.node,
+                text=event.text,
+                fix=event.fix,
+                lines=event.lines,
+                count=1,
+                first=event.t,
+                last=event.t,
             )
         else:
             row.text, row.fix, row.lines, row.last = event.text, event.fix, event.lines, event.t

@@ -7,6 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
+from tokenmill.core.records import FAILURES
 from tokenmill.core.status import by_name
 from tokenmill.plain import duration
 from tokenmill.reporting import captions, charts
@@ -56,6 +57,7 @@ def render(report: Report, clock: Clock) -> str:
         matrix=report.labels[:MATRIX] if 1 < len(report.servers) <= MATRIX else [],
         odd={(outlier.server, outlier.label) for outlier in report.outliers},
         settings=[(row, _rows(row)) for row in report.settings],
+        failures=FAILURES,
         long=LONG,
     )
 
@@ -75,7 +77,7 @@ def _course(report: Report, clock: Clock) -> list[Figure]:
     pace = captions.throughput(went, unfinished=unfinished)
     lost = [Mark(clock.place(loss.t), "", "loss") for loss in went.losses[:MOST_MARKS]]
     has_pace = bool(report.output_tokens)
-    plot = charts.over_time(clock, "", "tokens/s", [(went.tokens_per_s, "line")], area=True, marks=lost)
+    plot = charts.over_time(clock, "tokens/s", [(went.tokens_per_s, "line")], area=True, marks=lost)
     figures.append(Figure(plot if has_pace else None, "Throughput", pace))
     known = sorted({*names, *(stay.server for stay in went.stays)}, key=by_name)
     words = captions.lost(went.losses, len(known) if went.stays else 0)
@@ -90,18 +92,18 @@ def _course(report: Report, clock: Clock) -> list[Figure]:
     some = [(kind, words, series) for kind, words, series in every if any(series.values) and len(series.values) > 2]
     keys = [(kind, words) for kind, words, _ in some]
     shares = [(series, f"line {kind}") for kind, _, series in some]
-    plot = charts.over_time(clock, "", "share of completions", shares, percent=True, keys=keys)
+    plot = charts.over_time(clock, "share of completions", shares, percent=True, keys=keys)
     figures.append(Figure(plot if some else None, "Bad completions", captions.bad(went, report.limits)))
     starts = charts.start_bars(went.starts) if went.starts else None
     figures.append(Figure(starts, "Start-up by phase", captions.starts(went.starts)))
     if went.slots_busy is not None:
-        plot = charts.over_time(clock, "", "slots in use", [(went.slots_busy, "line")], percent=True, least_top=1.0)
+        plot = charts.over_time(clock, "slots in use", [(went.slots_busy, "line")], percent=True, least_top=1.0)
         figures.append(Figure(plot, "Slots in use", captions.slots(went.slots_busy)))
     if went.accept_length is not None:
         each = [(series, "line thin") for series in went.server_accept_length.values()]
         keys = [("", "all"), ("thin", "each server")]
         lines = [*each, (went.accept_length, "line")]
-        plot = charts.over_time(clock, "", "tokens a step", lines, keys=keys, levels=[(1.0, "no draft accepted")])
+        plot = charts.over_time(clock, "tokens a step", lines, keys=keys, levels=[(1.0, "no draft accepted")])
         figures.append(Figure(plot, "Accept length", captions.accept(went, report.servers)))
     return figures
 
@@ -109,11 +111,7 @@ def _course(report: Report, clock: Clock) -> list[Figure]:
 def _made(report: Report) -> list[Figure]:
     masks = report.masks
     return [
-        Figure(
-            charts.histogram("", found, cuts) if found else None,
-            title,
-            words,
-        )
+        Figure(charts.histogram(found, cuts) if found else None, title, words)
         for title, found, words, cuts in (
             ("Thoughts", report.thought, captions.length(report.thought, "thought"), ()),
             ("Answers", report.answer, captions.length(report.answer, "answer"), ()),

@@ -19,7 +19,7 @@ from tokenmill.events import Event
 from tokenmill.folder import RunFolder
 from tokenmill.history import Moment, Thinned, moment
 from tokenmill.logs import Log, numbers
-from tokenmill.plain import against_gate, to_go
+from tokenmill.plain import against_gate, left, start_of
 from tokenmill.servers import status_of
 from tokenmill.steps import step_words
 from tokenmill.untrusted import log_line
@@ -166,9 +166,11 @@ class LogTail:
 
 
 def _words(status: RunStatus) -> dict[str, Any]:
-    """What the terminal says in the same words; of a share of the gate, also whether it is near what is allowed."""
+    """What the terminal says in the same words; of a share of the gate, also whether it is near what is allowed, of a
+    server its name and where its start is."""
     step = step_words(status.step) if status.step else ""
-    return {"to_go": to_go(status), "step": step, "gate": list(against_gate(status.gate))}
+    servers = [(server.name, start_of(server)) for server in status.servers]
+    return {"left": left(status), "step": step, "gate": list(against_gate(status.gate)), "servers": servers}
 
 
 def own_file(folder: RunFolder, path: Path) -> Path:

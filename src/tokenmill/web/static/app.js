@@ -66,7 +66,7 @@ function show(now) {
   $("mean").textContent = status.seconds ? count(status.tokens / status.seconds) : "–";
   $("tokens").textContent = count(status.tokens);
   $("slots_busy").textContent = status.slots_busy === null ? "–" : percent(status.slots_busy);
-  $("eta").textContent = now.words.to_go.replace(/ to go$/, "") || "–";
+  $("eta").textContent = now.words.left || "–";
   $("step").hidden = !now.words.step;
   $("step").textContent = now.words.step;
   age("written", status.written, now);
@@ -80,7 +80,7 @@ function show(now) {
     ...status.findings.map((found) =>
       el("p", { class: "notice", text: `server ${found.server}: ${found.text}${found.fix ? `\nfix: ${found.fix}` : ""}` })),
   );
-  showServers(status.servers);
+  showServers(status.servers, now.words.servers);
   drawTimeline(now.live ? now.now : status.updated);
   options($("label"), now.catalog.labels, "any");
   options($("log"), now.logs, "none");
@@ -98,7 +98,7 @@ function age(id, then, now) {
 
 function addEvents(events) {
   const rows = events.map((event) => {
-    const where = event.server ? `server ${event.server}: ` : "";
+    const where = event.server ? `server ${event.server}: ` : event.node ? `node ${event.node}: ` : "";
     const below = [...(event.lines || []), ...(event.fix ? [`fix: ${event.fix}`] : [])].map((line) => `\n    ${line}`);
     const level = { error: "error", warn: "warned" }[event.level] || "";
     const word = level ? `${event.level}: ` : "";

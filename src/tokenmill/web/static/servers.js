@@ -1,26 +1,24 @@
 // The servers' table, and the timeline of their phases.
 
-import { $, count, duration, el, moment } from "/dom.js";
+import { $, count, el, moment } from "/dom.js";
 
 const KNOWN = 500; // changes a server, as the server keeps
 const STYLE = { ready: "good", failed: "bad", quarantined: "bad", backoff: "warn", suspect: "warn" };
 let changes = {};
 let gaps = [];
 
-const nameOf = (server) => (server.node ? `${server.node}/${server.index}` : String(server.index));
-
-export function showServers(servers) {
+// `words` are each server's name and where its start is, as the terminal says them.
+export function showServers(servers, words) {
   $("no-servers").hidden = servers.length > 0;
   $("table").hidden = servers.length === 0;
-  $("rows").replaceChildren(...servers.map((server) => {
+  $("rows").replaceChildren(...servers.map((server, at) => {
     const card = ["", "none"].includes(server.gpu) ? "" : ` (GPU ${server.gpu})`;
-    const phase = ["", server.state].includes(server.phase) ? "" : `${server.phase} ${Math.round(server.percent)}%`;
-    const ready = server.eta_s ? `ready in ${duration(server.eta_s)}` : "";
+    const [name, start] = words[at];
     const cell = (text) => el("td", { text });
     return el("tr", {},
-      el("th", { scope: "row", text: nameOf(server) + card }),
+      el("th", { scope: "row", text: name + card }),
       el("td", {}, el("span", { class: `badge ${STYLE[server.state] || ""}`, text: server.state })),
-      cell([phase, ready].filter(Boolean).join(", ")),
+      cell(start),
       cell(server.capacity ? `${server.in_flight}/${server.capacity}` : ""),
       cell(server.capacity ? count(server.tokens_per_s) : ""),
       cell(server.accept_length ? server.accept_length.toFixed(2) : ""),
