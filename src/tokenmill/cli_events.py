@@ -83,14 +83,11 @@ def _seconds(text: str) -> float:
 
 def _lines(event: Any) -> Iterator[str]:
     """When, how grave, what; the log's decisive lines and the fix below."""
-    from tokenmill.screen import sentence
     from tokenmill.untrusted import harmless
 
     clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.t))
     grave = "" if event.level == "info" else f"{event.level.upper()}: "
-    line = f"{clock} {grave}{harmless(sentence(event))}"
+    line = f"{clock} {grave}{harmless(event.sentence)}"
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and event.level in _COLOURS
     yield f"{_COLOURS[event.level]}{line}\033[0m" if coloured else line
-    yield from (f"    {harmless(words)}" for words in event.lines)
-    if event.fix:
-        yield f"    fix: {harmless(event.fix)}"
+    yield from map(harmless, event.below)

@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tokenmill.cli_parts import AsJson, RunPath, print_json
+
 if TYPE_CHECKING:
     from tokenmill.tokens.filling import Filling
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/NAME, or its config.")]
-RunPath = Annotated[
-    Path | None,
-    typer.Argument(metavar="[RUN]", help="A run folder, such as runs/NAME, or its config; default: the one here."),
-]
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")]
 LABELS = "truncated means truncated_in_thinking and truncated_in_answer."
 
@@ -123,11 +121,9 @@ def audit(
         Path | None, typer.Option(metavar="PATH", help="Whose tokenizer and template; default: the run's model.path.")
     ] = None,
     sample: Annotated[int, typer.Option(min=0, metavar="N", help="So many rows, by hash; default: all.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Render and tokenise a run's rows again, and compare with the recorded ids. Exit code 5: they contradict."""
-    import msgspec
-
     from tokenmill.configfile import load
     from tokenmill.servers import folder_of
     from tokenmill.steps import shown
@@ -140,7 +136,7 @@ def audit(
     several = config.generation.samples > 1 or config.generation.turns == "all"
     with shown() as tell:
         found = agreement.audit(folder, files, several=several, sample=sample, tell=tell)
-    typer.echo(msgspec.json.encode(found).decode() if as_json else "\n".join(agreement.lines(found)))
+    print_json(found) if as_json else typer.echo("\n".join(agreement.lines(found)))
     raise typer.Exit(5 if found.verdict == "contradict" else 0)
 
 
@@ -149,11 +145,9 @@ def merge(
         list[Path],
         typer.Argument(metavar="RUN… OUT", help="A run of each shard, by folder or config, and the new run folder."),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make one run of the shards of a prompt set ([prompts] shard), proving that every key is there once."""
-    import msgspec
-
     from tokenmill import merge as steps
     from tokenmill.errors import UsageError
     from tokenmill.steps import shown
@@ -162,7 +156,7 @@ def merge(
         raise UsageError("merge needs runs and, as the last, a new folder", fix="tokenmill merge RUN… OUT")
     with shown() as tell:
         merged = steps.merge(paths[:-1], paths[-1], tell)
-    typer.echo(msgspec.json.encode(merged).decode() if as_json else "\n".join(steps.lines(merged)))
+    print_json(merged) if as_json else typer.echo("\n".join(steps.lines(merged)))
 
 
 def report(run_path: RunPath = None) -> None:

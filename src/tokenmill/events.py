@@ -27,6 +27,19 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str = ""
 
     @property
+    def sentence(self) -> str:
+        """What happened, with its server or its node in front."""
+        where = f"server {self.server}: " if self.server else f"node {self.node}: " if self.node else ""
+        return where + self.text
+
+    @property
+    def below(self) -> Iterator[str]:
+        """What stands below the sentence: a log's decisive lines, and the fix."""
+        yield from (f"    {words}" for words in self.lines)
+        if self.fix:
+            yield f"    fix: {self.fix}"
+
+    @property
     def change(self) -> tuple[str, str] | None:
         """A server's state before and after; None where the event is of something else."""
         before, arrow, after = self.text.partition(" → ")

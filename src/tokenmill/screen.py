@@ -215,15 +215,9 @@ def _events(events: Sequence[Event], width: int, room: int) -> list[Text]:
 
 def _event(event: Event, width: int) -> Iterator[Text]:
     style = LEVEL.get(event.level, "")
-    yield from _wrapped(f"{time.strftime('%H:%M:%S', time.localtime(event.t))} {sentence(event)}", width, style)
+    yield from _wrapped(f"{time.strftime('%H:%M:%S', time.localtime(event.t))} {event.sentence}", width, style)
     if event.fix:
         yield Text(harmless(f"         fix: {event.fix}"), style="dim")
-
-
-def sentence(event: Event) -> str:
-    """What happened, with its server or its node in front."""
-    where = f"server {event.server}: " if event.server else f"node {event.node}: " if event.node else ""
-    return where + event.text
 
 
 def _wrapped(text: str, width: int, style: str) -> Iterator[Text]:

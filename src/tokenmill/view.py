@@ -20,7 +20,7 @@ from tokenmill.core.server import SERVING
 from tokenmill.core.status import RunStatus, ServerStatus
 from tokenmill.events import QUIET_KINDS, Event, now
 from tokenmill.plain import duration, start_of, to_go
-from tokenmill.screen import LEVEL, screen, sentence
+from tokenmill.screen import LEVEL, screen
 from tokenmill.steps import step_words
 from tokenmill.streams import SafeStream, console, in_front, live, stoppable
 from tokenmill.untrusted import harmless
@@ -182,10 +182,8 @@ def _size(out: Console) -> ConsoleDimensions:
 
 def _lines(event: Event) -> Iterator[tuple[str, str]]:
     """An event's lines, each with its style."""
-    yield harmless(sentence(event)), LEVEL.get(event.level, "")
-    yield from ((f"    {harmless(words)}", "dim") for words in event.lines)
-    if event.fix:
-        yield f"    fix: {harmless(event.fix)}", "dim"
+    yield harmless(event.sentence), LEVEL.get(event.level, "")
+    yield from ((harmless(words), "dim") for words in event.below)
 
 
 def changes(before: Iterable[ServerStatus], servers: Iterable[ServerStatus]) -> Iterator[str]:
