@@ -6,9 +6,8 @@ they are. Whatever kills it leaves no folder under the new name, and the next me
 
 import errno
 import os
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,18 +24,13 @@ from tokenmill.core.status import PromptCounts, RunStatus
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.events import EventLog, now
 from tokenmill.folder import RunFolder
-from tokenmill.plain import duration
 from tokenmill.servers import folder_of
 from tokenmill.settings import Settings
 from tokenmill.shards import Shard, Stored
-
-TELL_EVERY_S = 10.0
-"""Between two lines of progress: 900,000 rows take minutes."""
+from tokenmill.steps import Meter, Tell, counted
 
 UNLINKABLE = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES})
 """How the system says that a file cannot have a second name there: it is copied."""
-
-Tell = Callable[[str], None]
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -78,7 +72,8 @@ def merge(paths: Sequence[Path], out: Path, tell: Tell) -> Merged:
         shards.check_numbers(opened)
         for line in differs:
             tell(f"differs, and may: {line}")
-        stored = shards.prove(opened, _told(tell))
+        with Meter(tell, "reading", total=sum(shard.asked.completions for shard in opened), unit="rows") as meter:
+            stored = shards.prove(opened, meter.at)
         config = _config(opened[0].config, out)
         with outfolder.made(out) as aside:
             counts = _build(RunFolder(aside), config, opened, stored, tell)
@@ -103,24 +98,11 @@ def lines(merged: Merged) -> list[str]:
         + (f", {part.superseded:,} older rows" if part.superseded else "")
         for part in merged.runs
     ]
-    verdicts = f"{counts.accepted:,} accepted, {counts.rejected:,} rejected, {counts.failed:,} failed"
     return [
         *rows,
-        f"every key once: {merged.keys:,} keys, {counts.total:,} completions; {verdicts}",
+        f"every key once: {merged.keys:,} keys, {counts.total:,} completions; {counts.verdicts}",
         f"{merged.out}",
     ]
-
-
-def _told(tell: Tell) -> Callable[[int], None]:
-    began = last = time.monotonic()
-
-    def told(rows: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= TELL_EVERY_S:
-            last = time.monotonic()
-            tell(f"{rows:,} rows read after {duration(last - began)}")
-
-    return told
 
 
 def _parts(opened: Sequence[Shard], stored: Stored) -> list[Part]:
@@ -162,15 +144,11 @@ def _build(folder: RunFolder, config: Config, opened: Sequence[Shard], stored: S
 def _gather(folder: RunFolder, opened: Sequence[Shard], tell: Tell) -> None:
     """All data files under new numbers; those of one run in their order, since of one id the newest file counts."""
     files = [file for shard in opened for file in shard.files]
-    last = time.monotonic()
-    for number, file in enumerate(files, 1):
+    for number, file in enumerate(counted(files, tell, "gathering", total=len(files), unit="files"), 1):
         target = folder.data / f"{file.name.partition('-')[0]}-{number:06d}{file.suffix}"
         _link(file, target)
         if file.suffix == ".jsonl":
             seal.seal(target, store.part_of(target))
-        if time.monotonic() - last >= TELL_EVERY_S:
-            last = time.monotonic()
-            tell(f"{number:,} of {len(files):,} files")
 
 
 def _link(file: Path, target: Path) -> None:
@@ -197,17 +175,15 @@ def _read_back(
     folder: RunFolder, rules: Rules, rows: int, completions: int, tell: Tell
 ) -> tuple[PromptCounts, dict[str, int], int]:
     """Counts what stands there now, by verdict, with labels and tokens; what counts must be what was proved."""
-    told = _told(tell)
     verdicts: Counter[Verdict] = Counter()
     labels: Counter[str] = Counter()
     tokens = 0
-    for number, brief in enumerate(dataset.current(folder.data, dataset.Brief)):
+    briefs = dataset.current(folder.data, dataset.Brief)
+    for brief in counted(briefs, tell, "reading back", total=completions):
         verdict, found = judge.judged(brief, rules)
         verdicts[verdict] += 1
         labels.update(found)
         tokens += brief.output_tokens
-        if number % dataset.BATCH == 0:
-            told(number)
     there = sum(map(seal.rows_of, store.parts(folder.data)))
     if there != rows or verdicts.total() != completions:
         words = f"{rows:,} rows of {completions:,} completions were gathered"

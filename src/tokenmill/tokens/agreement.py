@@ -8,7 +8,7 @@ a fact of the model: it says what a trainer of text would train on instead. One 
 import heapq
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tokenmill.core.divergence import Divergence, Kind
 from tokenmill.core.records import FAILURES, NULL, Record, record_id
 from tokenmill.errors import BrokenError
 from tokenmill.folder import RunFolder
+from tokenmill.steps import Tell, counted
 from tokenmill.tokens.retokenise import Again, Retokeniser
 
 BATCH = 16
@@ -34,9 +35,6 @@ EXAMPLES = 3
 BEFORE, BEHIND = 4, 6
 """Tokens that an example shows around the place where two lists part."""
 
-TELL_EVERY_S = 5.0
-
-Tell = Callable[[str], None]
 Token = tuple[int, str]
 
 
@@ -103,14 +101,11 @@ def audit(folder: RunFolder, model: Path, *, several: bool, sample: int = 0, tel
     again = Retokeniser(model)
     found = Audit(str(folder.path), str(model))
     chosen = _chosen(folder, sample)
-    rows = (record for record in dataset.records(folder.data) if _is_asked(record, chosen))
+    asked = (record for record in dataset.records(folder.data) if _is_asked(record, chosen))
+    rows = counted(asked, tell, "comparing", total=sample, unit="rows")
     look = _Look(again, found, several)
-    told = began
     while batch := list(islice(rows, BATCH)):
         look.at(batch)
-        if (now := time.monotonic()) - told >= TELL_EVERY_S:
-            told = now
-            tell(f"{found.rows:,} rows compared, {found.rows / (now - began):,.0f} a second")
     found.verdict = "contradict" if found.spelled.get(Agreement.OTHER) else "agree"
     found.seconds = round(time.monotonic() - began, 3)
     return found
