@@ -237,19 +237,19 @@ class Engine(ABC):
 
     def template_request(self, messages: msgspec.Raw, tools: msgspec.Raw, thinking: bool) -> Request:
         """Only where `renders` is "server": asks the server to render messages by the model's own template."""
-        raise NotImplementedError
+        raise NotImplementedError("renders = 'server' needs template_request")
 
     def read_template(self, template_reply: bytes) -> str:
         """Only where `renders` is "server": the rendered text."""
-        raise NotImplementedError
+        raise NotImplementedError("renders = 'server' needs read_template")
 
     def ids_request(self, text: str, *, whole: bool = True) -> Request:
         """Only where `renders` is "server": asks for a text's ids; `whole`: with what begins every prompt."""
-        raise NotImplementedError
+        raise NotImplementedError("renders = 'server' needs ids_request")
 
     def read_tokens(self, tokenize_reply: bytes) -> msgspec.Raw:
         """Only where `renders` is "server": the rendered prompt's ids."""
-        raise NotImplementedError
+        raise NotImplementedError("renders = 'server' needs read_tokens")
 
     def spelling_request(self, ids: msgspec.Raw) -> Request | None:
         """Only where `renders` is "server": asks what ids spell; None where it can't be asked."""
@@ -257,7 +257,7 @@ class Engine(ABC):
 
     def read_spelling(self, reply: bytes) -> str:
         """Only where `renders` is "server": the text, special tokens included."""
-        raise NotImplementedError
+        raise NotImplementedError("spelling_request needs read_spelling")
 
     def own_rendering(self, spec: Spec, rendered: Rendered, thinking: bool) -> Request | None:
         """A request that tells how the engine itself renders the same messages; None where it can't be asked."""
@@ -265,7 +265,7 @@ class Engine(ABC):
 
     def read_own_rendering(self, body: bytes) -> tuple[msgspec.Raw, int]:
         """The engine's own prompt ids (null where it only counts) and their number."""
-        raise NotImplementedError
+        raise NotImplementedError("own_rendering needs read_own_rendering")
 
 
 def flags(args: Mapping[str, Any]) -> list[str]:

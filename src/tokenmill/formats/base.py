@@ -13,6 +13,7 @@ import msgspec
 
 from tokenmill.core import turns
 from tokenmill.core.records import NULL, Record, count_ids, record_id
+from tokenmill.errors import PluginError
 from tokenmill.settings import Settings
 
 Split = Literal["train", "validation"]
@@ -70,7 +71,7 @@ class Format(ABC):
 
     def write_failures(self, records: Iterable[Record], folder: Path) -> None:
         """Writes the records for which there is no completion; called for formats that keep them only."""
-        raise NotImplementedError(f"{self.name} has no place for {len(list(records))} failures in {folder}")
+        raise PluginError(f"the format {self.name} says that it keeps failures, and has no write_failures")
 
     def source(self, record: Record) -> dict[str, Any]:
         """The field of a row that tells where its ids come from, where that is to be told."""
