@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -42,7 +43,7 @@ LOW_BYTES = 4 * 10**9
 """Free on the run folder's disk: twice what a run needs to begin, so that there is time to free some."""
 
 MOST_CHARS = 1000
-"""Of a message: chats cut longer ones."""
+"""Of a message: chats cut longer ones. And of what a command said last, however much it was."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -177,19 +178,22 @@ class Notifier:
                 if process.returncode is None:
                     os.killpg(process.pid, signal.SIGKILL)  # its own session, and not reaped: the number is its own
                     await process.wait()
-            said.seek(0)
+            said.seek(max(said.seek(0, os.SEEK_END) - MOST_CHARS, 0))
             last = said.read().decode("utf-8", "replace").strip().splitlines()[-1:]
             return f"notify.command {command[0]} ended with exit code {code}: {''.join(last)}" if code else ""
 
     async def _post(self, message: Message) -> str:
-        """Posts it; what went wrong, without the address's path, which is its secret."""
+        """Posts it; what went wrong, without the address's path, which is its secret.
+
+        It follows nowhere: to where a 301 or 302 leads, an HTTP client asks for a page and sends nothing.
+        """
         url = self._wanted.webhook
-        host = url.split("//", 1)[1].split("/", 1)[0].rsplit("@", 1)[-1]
+        host = urlsplit(url).netloc.rpartition("@")[2]
         try:
             async with (
                 asyncio.timeout(self._deadline_s),
                 aiohttp.ClientSession(trust_env=True) as session,
-                session.post(url, json=msgspec.to_builtins(message)) as reply,
+                session.post(url, json=msgspec.to_builtins(message), allow_redirects=False) as reply,
             ):
                 status = reply.status
         except TimeoutError:

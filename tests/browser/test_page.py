@@ -2,6 +2,7 @@
 keyboard, in light and dark, with completions that attack it."""
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -235,3 +236,11 @@ def test_a_page_that_was_hidden_goes_on(browser: Browser, ended: RunFolder) -> N
         ended.write_status(msgspec.structs.replace(before, tokens=4321, updated=time.time()))
         page.evaluate(HIDE, False)
         until(page, "() => document.getElementById('tokens').textContent === '4,321'")
+
+
+def test_what_is_no_request_is_refused_and_fills_no_terminal(ended: RunFolder) -> None:
+    with served(ended.path) as url:  # which fails where a traceback was printed
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET /%b HTTP/1.1\r\n" % (b"a" * 99_999)):
+            with socket.create_connection(("127.0.0.1", int(url.rstrip("/").rpartition(":")[2])), 10.0) as client:
+                client.sendall(words)
+                assert client.recv(99).startswith(b"HTTP/1.0 400 ")

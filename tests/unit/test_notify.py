@@ -49,10 +49,14 @@ async def receiver(status: int = 200, delay_s: float = 0.0) -> AsyncIterator[tup
     async def hook(request: web.Request) -> web.Response:
         came.append(await request.json())
         await asyncio.sleep(delay_s)
-        return web.Response(status=status)
+        return web.Response(status=status, headers={"Location": "/moved"})
+
+    async def moved(_: web.Request) -> web.Response:
+        return web.Response()
 
     app = web.Application()
     app.router.add_post("/services/hush-1234", hook)
+    app.router.add_get("/moved", moved)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -136,7 +140,7 @@ def _lives_in(group: int, pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("status", "delay_s", "words"), [(404, 0.0, "answered HTTP 404"), (200, 5.0, "did not answer")]
+    ("status", "delay_s", "words"), [(404, 0.0, "answered HTTP 404"), (301, 0.0, "answered HTTP 301"), (200, 5.0, "did not answer")]
 )
 def test_a_webhook_that_fails_is_one_warning_without_its_secret(
     tmp_path: Path, status: int, delay_s: float, words: str
@@ -153,9 +157,10 @@ def test_a_webhook_that_fails_is_one_warning_without_its_secret(
     assert "hush-1234" not in told
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rest", ["/services/hush-1234", "?token=hush-1234", "/?token=hush-1234"])
+def test_nobody_listens(tmp_path: Path, rest: str) -> None:
     async def work() -> None:
-        notifier = made(tmp_path, webhook="http://127.0.0.1:9/services/hush-1234")
+        notifier = made(tmp_path, webhook=f"http://127.0.0.1:9{rest}")
         notifier.tell("done", "x")
         await notifier.finish()
 

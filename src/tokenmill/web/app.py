@@ -2,6 +2,7 @@
 what it is asked for is a number or a key to look up, never a path."""
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from tokenmill.errors import FullError, StoreError, UsageError
 from tokenmill.folder import RunFolder
@@ -155,6 +157,17 @@ async def _next(response: web.StreamResponse, feed: Feed) -> Message | None:
                 await response.write(b": still here\n\n")
 
 
+def _troubles() -> logging.Logger:
+    """For tracebacks of bugs, but not for each request that is no HTTP: whoever scans ports would fill the terminal."""
+    made = logging.getLogger(__name__)
+    made.addFilter(_is_ours)
+    return made
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
 def application(hub: Hub, token: str) -> web.Application:
     """The page's addresses behind the guard."""
     made = web.Application(middlewares=[Guard(token).judge])
@@ -168,7 +181,7 @@ async def serve(folder: RunFolder, address: str, port: int, token: str, tell: Ca
     check_address(address, token)
     os.nice(NICE)
     hub = Hub(Watcher(folder))
-    runner = web.AppRunner(application(hub, token), access_log=None, shutdown_timeout=END_S)
+    runner = web.AppRunner(application(hub, token), access_log=None, shutdown_timeout=END_S, logger=_troubles())
     await runner.setup()
     try:
         try:

@@ -34,6 +34,9 @@ EVENTS = 200
 NEW_POINTS = 100
 """Moments since the last look; more than one only where the disk was slow, and at the first look."""
 
+HEAD_BYTES = 64
+"""Of the first event, by which one run is told from another: its moment to the millisecond is among them."""
+
 LOG_LINES, LINE_CHARS = 300, 2000
 """Of a log's end, and of a line."""
 
@@ -50,9 +53,13 @@ class Watcher:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
+        self._begin()
+
+    def _begin(self) -> None:
         self.status: RunStatus | None = None
-        self.catalog = Catalog(folder.data, Rules())
+        self.catalog = Catalog(self.folder.data, Rules())
         self.trouble = ""
+        self._head = b""
         self._live = False
         self._config_seen = 0
         self._events: deque[Event] = deque(maxlen=EVENTS)
@@ -64,7 +71,13 @@ class Watcher:
         self._sent: tuple[Any, ...] = ()
 
     def look(self) -> list[Message]:
-        """What is new, in its order."""
+        """What is new, in its order; all, where another run stands there now."""
+        head = _head(self.folder.events)
+        if head and not head.startswith(self._head):
+            self._begin()
+            self.look()
+            return [self.whole()]
+        self._head = head or self._head
         self._renew_rules()
         messages = [self._new_points(), self._new_events()]
         self.status = status = status_of(self.folder)
@@ -181,6 +194,15 @@ def own_file(folder: RunFolder, path: Path) -> Path:
     if real.exists() and not real.is_file():
         raise UsageError(f"{path.name} is no file")
     return real
+
+
+def _head(path: Path) -> bytes:
+    """How a file of lines begins, which stays so as long as it only grows; empty where there is nothing."""
+    try:
+        with path.open("rb") as file:
+            return file.read(HEAD_BYTES)
+    except OSError:
+        return b""
 
 
 def _points(before: Moment | None, new: list[Moment], *, final: bool) -> Message:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,31 @@ def test_events_and_points_come_as_they_happen(tmp_path: Path) -> None:
             while not feed.empty():
                 names.append(feed.get_nowait())
             assert [name for name, _ in filter(None, names)] == ["points", "events"]
+
+    go(look())
+
+
+def test_another_run_in_the_same_folder_begins_anew(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", [record(f"old{n}", n) for n in range(9)])
+
+    async def look() -> None:
+        async with page(folder) as (client, watched), watched.joined() as (_, feed):
+            shutil.rmtree(folder.path)
+            await watched.look()  # and what is shown stays
+            run_folder(folder.path, [record("new", 0)])
+            folder.events.write_bytes(folder.events.read_bytes().replace(b"1700000000", b"1700009999"))
+            await watched.look()
+            while await asyncio.to_thread(watched.watcher.catalog.step):
+                pass
+            names = [feed.get_nowait() for _ in range(feed.qsize())]
+            assert names[-1] is not None
+            assert names[-1].name == "whole"
+            assert b"1700009999" in names[-1].data
+            assert [one.key for one in await watched.found("new")] == ["new"]
+            assert await watched.found("old1") == []
+            name, whole = await event(client, "/api/stream")
+            assert isinstance(whole, dict)
+            assert [len(whole["events"]), len(whole["columns"]["t"])] == [2, 3]
 
     go(look())
 
