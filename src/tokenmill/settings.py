@@ -121,7 +121,7 @@ def read(data: Path) -> list[Settings]:
     for line in file.read_bytes().splitlines():
         try:
             found.append(msgspec.json.decode(line, type=Settings))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             continue  # torn by a power failure; `keep` writes it again
     return found
 

@@ -140,7 +140,8 @@ def _lives_in(group: int, pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("status", "delay_s", "words"), [(404, 0.0, "answered HTTP 404"), (301, 0.0, "answered HTTP 301"), (200, 5.0, "did not answer")]
+    ("status", "delay_s", "words"),
+    [(404, 0.0, "answered HTTP 404"), (301, 0.0, "answered HTTP 301"), (200, 5.0, "did not answer")],
 )
 def test_a_webhook_that_fails_is_one_warning_without_its_secret(
     tmp_path: Path, status: int, delay_s: float, words: str

@@ -264,7 +264,7 @@ def test_another_run_in_the_same_folder_begins_anew(tmp_path: Path) -> None:
             assert b"1700009999" in names[-1].data
             assert [one.key for one in await watched.found("new")] == ["new"]
             assert await watched.found("old1") == []
-            name, whole = await event(client, "/api/stream")
+            _, whole = await event(client, "/api/stream")
             assert isinstance(whole, dict)
             assert [len(whole["events"]), len(whole["columns"]["t"])] == [2, 3]
 
