@@ -29,6 +29,7 @@ export function renew(now) {
 
 async function load() {
   shownAt = performance.now();
+  $("records").setAttribute("aria-busy", "true");
   const query = new URLSearchParams({ order, label: order === "worst" ? $("label").value : "", key: $("key").value });
   const number = (asked += 1);
   let found = null;
@@ -40,6 +41,7 @@ async function load() {
   }
   if (number !== asked) return; // somebody asked for others meanwhile
   reading = false;
+  $("records").setAttribute("aria-busy", "false");
   const none = order === "key" ? "No record has this key, whole and as it is written." : "No record yet.";
   if (typeof found === "string") $("records").replaceChildren(el("p", { class: "notice", text: found }));
   else if (!found.length) $("records").replaceChildren(el("p", { class: "quiet", text: none }));
