@@ -22,7 +22,7 @@ from tokenmill.config import Config, shown
 from tokenmill.configfile import load
 from tokenmill.core.status import ENDED, together
 from tokenmill.doctor import preflight
-from tokenmill.errors import ConfigError, GateError, PreflightError, StoreError, TokenmillError, UsageError
+from tokenmill.errors import ConfigError, GateError, PreflightError, TokenmillError, UsageError, boundary
 from tokenmill.events import EventLog, from_thread
 from tokenmill.explain import UNKNOWN, explain
 from tokenmill.folder import RunFolder, ServerEntry
@@ -218,8 +218,9 @@ async def _report(desk: Desk, accounts: Accounts, trouble: TokenmillError | None
     folder, total = desk.folder, accounts.ledger.counts().total
     ending = report.Ending(desk.progress.state, total, str(trouble or ""), command)
     try:
-        await asyncio.to_thread(report.write, folder, ending, desk.told)
-    except StoreError as error:
+        with boundary("report"):
+            await asyncio.to_thread(report.write, folder, ending, desk.told)
+    except TokenmillError as error:
         desk.log.say("report", str(error), "warn", f"tokenmill report {folder.path}")
 
 
