@@ -26,9 +26,12 @@ $(READY): $(RUNS)
 quickstart: $(RUNS)
 	$(BIN)/tokenmill quickstart
 
-# 3 at once on 2 cores: half of what a test takes is waiting
+# 3 at once on 2 cores: half of what a test takes is waiting. What fails beside others is run once more, alone: a real
+# process on a full machine may miss a limit that holds anywhere else. It is told, and is a fault of the test.
 test: $(READY)
-	$(BIN)/python -m pytest -q -n 3
+	$(BIN)/python -m pytest -q -n 3 || { \
+	  echo "ONCE MORE, ALONE: what fails again is broken, what passes now depends on the machine's load" >&2; \
+	  $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none --maxfail 3; }
 
 check: $(READY)
 	$(BIN)/ruff check .
