@@ -153,7 +153,7 @@ def looked(data: bytes) -> None:
     np.testing.assert_equal(sum(found.shapes.values()), 1)
 
 
-@settings(deadline=None, max_examples=600)
+@settings(deadline=None, max_examples=150)
 @given(ROWS)
 @example({"messages": [{"role": "assistant", "content": "\ud835"}]})
 def test_no_row_is_a_crash(fields: dict[str, Any]) -> None:
@@ -163,7 +163,7 @@ def test_no_row_is_a_crash(fields: dict[str, Any]) -> None:
 WHOLE = json.dumps({"id": "a", "input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "messages": [ANSWER], "text": "é"})
 
 
-@settings(deadline=None, max_examples=600)
+@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_no_broken_line_is_a_crash(data: st.DataObject) -> None:
     raw = bytearray(WHOLE.encode())

@@ -173,7 +173,7 @@ def test_an_answer_without_its_prompt_is_judged_by_its_text(trainer: Trainer) ->
     assert (one.labels, one.supervised, one.length, one.characters) == ((), 44, None, len(LONG) + 23)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(ROWS)
 def test_no_row_is_a_crash(trainer: Trainer, fields: dict[str, Any]) -> None:
     row = read("f:1", json.dumps(fields).encode("utf-8", "surrogatepass"))
