@@ -1,4 +1,4 @@
-"""What one server has worked, through all its lives, and the fastest it has been: core/occupancy on this machine's clock."""
+"""What one server has worked, through all its lives, and the fastest it has been: core/occupancy by the clock."""
 
 import time
 

@@ -2,8 +2,8 @@
 
 A rate here is (tokens ÷ seconds that their requests were at the server) × slots. With all slots full that is what a
 bare closed loop gets, by Little's law, and what tokenmill does between two requests is not in it: a slow client cannot
-lower the reference that it is measured by. Speeds are compared, not lengths, so heavy-tailed lengths cost no accuracy: what
-differs from answer to answer is how long it is, hardly how fast its slot went.
+lower the reference that it is measured by. Speeds are compared, not lengths, so heavy-tailed lengths cost no accuracy:
+what differs from answer to answer is how long it is, hardly how fast its slot went.
 """
 
 from math import sqrt

@@ -4,7 +4,7 @@ What may go down, if seldom (rows of a server that had gone bad are made anew, [
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -91,7 +91,7 @@ def _of_servers(servers: tuple[ServerStatus, ...]) -> Iterator[Metric]:
         yield found
 
 
-def _each(name: str, words: str, label: str, values: dict[str, int]) -> GaugeMetricFamily:
+def _each(name: str, words: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
     found = GaugeMetricFamily(f"tokenmill_{name}", words, labels=[label])
     for value, count in values.items():
         found.add_metric([value], count)
