@@ -2,7 +2,7 @@
 
 `peak`: what the meter takes for the servers' peak beside a bare closed loop on the same servers, in alternating rounds.
 `full`, `stopped`, `killed`, `starved`, `slow`: a run that is left alone, one whose server is stopped (SIGSTOP) for a
-while or killed, one whose prompts come late, and one whose client sleeps over each answer: what the meter says.
+while or killed, one without prompts for 15 of 40 s, and one whose client sleeps over each answer: what the meter says.
 `--fake`: on two scripted servers of 32 slots, which sleep instead of computing, so that no neighbour slows them down.
 """
 
@@ -32,17 +32,10 @@ SLOW = (
     "import time; from tokenmill.core import judge; real = judge.measure; "
     "judge.measure = lambda *a: (time.sleep({sleep}), real(*a))[1]; " + RUN
 )
-STARVED = f"""
-import asyncio, time
-from tokenmill.feed import Feed
-real = Feed.take
-async def take(self, count):
-    while time.monotonic() % 40 < 15:
-        await asyncio.sleep(0.1)
-    return await real(self, count)
-Feed.take = take
-{RUN}
-"""
+STARVED = (
+    "import time; from tokenmill.generate import Pump; real = Pump.credits; "
+    "Pump.credits = lambda self: 0 if time.monotonic() % 40 < 15 else real(self); " + RUN
+)
 
 
 FAKE_ARGS = {"slots": 32, "latency-ms": 2000, "sigma": 0.2, "quick-canary": True}
@@ -154,12 +147,9 @@ def peak(folder: Path, seconds: float, rounds: int = 3) -> None:
             rate = asyncio.run(bare([entry.port for entry in entries], prompts, seconds))
             told.append(found.peak_tokens_per_s)
             loops.append(rate)
-            print(
-                f"round {number + 1}: {words(found)}; peak {found.peak_tokens_per_s} ± {found.error:.1%}, bare {rate:.1f}"
-            )
-        print(
-            f"the meter's peak ÷ the best bare loop: {max(told) / max(loops):.3f}; ÷ their mean {max(told) * rounds / sum(loops):.3f}"
-        )
+            print(f"round {number + 1}: {words(found)}", flush=True)
+            print(f"  peak {found.peak_tokens_per_s} ± {found.error:.1%}, bare loop {rate:.1f}", flush=True)
+        print(f"  the meter's peak ÷ the best bare loop: {max(told) / max(loops):.3f}")
     finally:
         subprocess.run(
             [sys.executable, "-m", "tokenmill", "down", str(run.path)], cwd=ROOT, check=False, capture_output=True
@@ -200,10 +190,8 @@ def main() -> None:
             last = generate(config(folder, 31410 + 10 * number, fake=args.fake), args.seconds, code, during)
             assert last.efficiency is not None
             print(f"  {words(last.efficiency)}; {last.tokens / last.seconds:.1f} tok/s of", flush=True)
-            print(
-                f"  {last.efficiency.peak_tokens_per_s} ± {last.efficiency.error:.1%}; slots {last.slots_busy} busy",
-                flush=True,
-            )
+            found = last.efficiency
+            print(f"  {found.peak_tokens_per_s} ± {found.error:.1%}; slots {last.slots_busy} busy", flush=True)
 
 
 if __name__ == "__main__":

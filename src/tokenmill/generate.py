@@ -195,7 +195,13 @@ class Pump:
                 if prompt not in lane.broken and self._suspects.left(lane.index, prompt):
                     self._feed()
             if refused:
-                await asyncio.sleep(pause)
+                lane.until_now()
+                lane.work.refused += 1
+                try:
+                    await asyncio.sleep(pause)
+                finally:
+                    lane.until_now()
+                    lane.work.refused -= 1
                 pause = min(pause * 2, BUSY_PAUSE_MAX_S)
 
     async def _take(self, lane: Lane) -> Prompt:

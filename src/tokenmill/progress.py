@@ -76,7 +76,7 @@ class Progress:
         counts = self.ledger.counts()
         self._eta.note(moment, counts.done)
         works = {server.name: (server.work, server.peak) for server in node.servers if server.work is not None}
-        self._meter.look(moment, works, ending=counts.pending <= node.in_flight)
+        self._meter.look(moment, works, ending=self.ledger.left <= node.in_flight + node.capacity)
         if node.capacity:
             self._busy += node.in_flight / node.capacity
             self._looks += 1

@@ -25,7 +25,7 @@ TOLD = 0.001
 PARTS = {
     "queue": "no prompts waiting",
     "end": "the last prompts",
-    "store": "waiting for the store",
+    "store": "answers waiting to be stored",
     "client": "tokenmill itself",
     "restarts": "servers away",
     "failed": "requests without answer",

@@ -43,13 +43,14 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Slots:
-    """Those of one life of a server, from `now` on. Levels are set by `until`, then `asked`, `served`, `stored` change.
+    """Those of one life of a server, from `now` on. Levels are set by `until`, then `asked`, `served`, `stored`
+    and `refused` (empty until the server takes more) change.
 
     Nothing counts any more once it is closed: what ends later was cut.
     """
 
     def __init__(self, now: float, stretch_s: float, peak: Peak | None = None) -> None:
-        self.asked = self.served = self.stored = 0
+        self.asked = self.served = self.stored = self.refused = 0
         self.stretches = Stretches(stretch_s, now, peak) if stretch_s else None
         self._began = self._last = now
         self._asked_at = 0.0
@@ -65,17 +66,18 @@ class Slots:
         passed, self._last = now - self._last, now
         if self._closed or not capacity or passed <= 0:
             return
+        if capacity != self._capacity and self.stretches is not None:
+            self.stretches.restart(now, self._at, self._late)
         self._capacity = capacity
         share = passed / max(capacity, self.asked)
         self._at += self.served * share
         self._slots += self.served * passed
         self._store += self.stored * share
         self._client += (self.asked - self.served - self.stored) * share
-        empty = max(capacity - self.asked, 0) * share
-        if held:
-            self._away += empty
-        else:
-            self._idle += empty
+        empty = max(capacity - self.asked, 0)
+        refused = empty if held else min(self.refused, empty)
+        self._away += refused * share
+        self._idle += (empty - refused) * share
 
     def begins(self, now: float) -> None:
         """A request goes to the server; `until` was called."""

@@ -14,9 +14,6 @@ import msgspec
 FULL = 0.97
 """Slots at the server, of all, in a stretch that counts: below it they are the faster for their neighbours' absence."""
 
-LATE = 0.01
-"""Of a stretch that tokenmill's own loop was late by, at most: its clock would make the server look slower."""
-
 TURNS = 2
 """Answers per slot in a stretch, at least: every slot has begun anew in it."""
 
@@ -25,7 +22,7 @@ PIECES = 6
 
 
 class Peak(msgspec.Struct, frozen=True):
-    """Tokens a second with `width` slots, `error` its standard error. `full`: the share of slots at the server in that
+    """Tokens a second with `width` slots, `error` its standard error. `full`: the share of slots that worked in that
     stretch of `seconds`; below FULL the rate is too high rather than too low. `context`: mean tokens of a request, half
     of its output counted."""
 
@@ -55,6 +52,11 @@ class Stretches:
         self._full_since = now
         self._begin(now, 0.0, 0.0)
 
+    def restart(self, now: float, served: float, late: float) -> None:
+        """With other slots: what came of requests from before does not tell."""
+        self._full_since = now
+        self._begin(now, served, late)
+
     def _begin(self, now: float, served: float, late: float) -> None:
         self._began, self._served, self._late = now, served, late
         self._pieces: list[tuple[int, float]] = []
@@ -76,18 +78,20 @@ class Stretches:
         passed = now - self._began
         if passed < self._seconds or self._answers < TURNS * width:
             return
-        full = (served - self._served) / passed
-        if (late - self._late) / passed <= LATE:
-            self._weigh(width, passed, full)
+        at_server = served - self._served
+        worked = at_server - (late - self._late)  # meanwhile answers lay unread, and their slots were empty
+        full = worked / passed
+        if worked > 0:
+            self._weigh(width * at_server / worked, width, passed, full)
         if full < FULL:
             self._full_since = now
         self._begin(now, served, late)
 
-    def _weigh(self, width: int, passed: float, full: float) -> None:
+    def _weigh(self, slots: float, width: int, passed: float, full: float) -> None:
         told = [(tokens, spent) for tokens, spent in self._pieces if spent]
         spent = sum(each for _, each in told)
-        per_s = width * sum(tokens for tokens, _ in told) / spent
-        rates = [width * tokens / each for tokens, each in told]
+        per_s = slots * sum(tokens for tokens, _ in told) / spent
+        rates = [slots * tokens / each for tokens, each in told]
         error = stdev(rates) / sqrt(len(rates)) if len(rates) > 1 else per_s
         new = Peak(per_s, error, width, passed, self._answers, full, self._context / spent)
         if self.peak is None or _better(new, self.peak):

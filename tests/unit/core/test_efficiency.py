@@ -179,29 +179,29 @@ def test_wait_within_a_pause() -> None:
     assert waited(60.0, 2.0) == 59.0
 
 
-def test_stretch_that_was_late_or_not_full_gives_no_reference() -> None:
+def test_stretch_that_was_late_or_not_full_counts_only_as_long_as_none_was_better() -> None:
     stretches = Stretches(10.0, 0.0)
-    rate = 0.0
-    for number in range(100):
-        now = number + 1.0
-        stretches.note(now, now - 1.0, 50, 10.0)
-        stretches.look(now, 2, served=0.5 * now, late=0.0)
-    rough = stretches.peak
-    assert rough is not None
-    assert not rough.is_full
-    for number in range(100, 200):
-        now = number + 1.0
-        stretches.note(now, now - 1.0, 40, 10.0)
-        stretches.look(now, 2, served=0.99 * now, late=0.05 * now)
-        rate = stretches.peak.per_s if stretches.peak else 0.0
-    assert rate == rough.per_s, "tokenmill was late by more than that stretch may be"
-    for number in range(200, 300):
-        now = number + 1.0
-        stretches.note(now, now - 1.0, 40, 10.0)
-        stretches.look(now, 2, served=0.99 * now + 1, late=10.0)
-    assert stretches.peak is not None
-    assert stretches.peak.full >= FULL
-    assert stretches.peak.per_s == pytest.approx(80.0), "slower, but of a full server"
+    now = all_served = all_late = 0.0
+
+    def fed(tokens: int, served: float, late: float) -> Peak:
+        """As much a second of each, for 100 s."""
+        nonlocal now, all_served, all_late
+        for _ in range(100):
+            now, all_served, all_late = now + 1.0, all_served + served, all_late + late
+            stretches.note(now, now - 1.0, tokens, 10.0)
+            stretches.look(now, 2, all_served, all_late)
+        assert stretches.peak is not None
+        return stretches.peak
+
+    rough = fed(50, 0.5, 0.0)
+    assert (rough.is_full, rough.per_s) == (False, pytest.approx(100.0))
+    late = fed(36, 1.0, 0.1)
+    assert not late.is_full
+    assert late.full == pytest.approx(0.9, abs=0.05)
+    assert late.per_s == pytest.approx(80.0, rel=0.06), "for a tenth of their time answers lay unread"
+    full = fed(39, 0.99, 0.0)
+    assert full.full >= FULL
+    assert full.per_s == pytest.approx(78.0), "slower, but of a full server"
 
 
 def test_noise_is_not_chased() -> None:
@@ -220,3 +220,24 @@ def test_words_fit_a_line() -> None:
     one = Efficiency(0.9421, 0.98, missing={"client": 0.03, "restarts": 0.02, "queue": 0.0004})
     assert words(one) == "94.2% of the servers' peak, now 98%; missing: tokenmill itself 3.0%, servers away 2.0%"
     assert len(next(of_peak(one))) < 40
+
+
+def test_slots_that_change_begin_a_stretch_anew() -> None:
+    series = Series(7)
+    meter = Meter()
+    series.run(meter, 20)
+    series.width, series.speed = 32, SPEED / 2
+    series.run(meter, 25)
+    assert series.peak is None, "neither width was held for long enough"
+    series.run(meter, 60)
+    assert series.peak is not None
+    assert series.peak.width == 32
+    assert series.peak.per_s == pytest.approx(32 * SPEED / 2, rel=0.02), "none of it is of the old width"
+
+
+def test_refusals_are_the_servers() -> None:
+    slots = Slots(0.0, 0.0)
+    slots.until(1.0, 4, held=False)
+    slots.refused = 3
+    slots.until(2.0, 4, held=False)
+    assert slots.work == Work(idle=1.25, away=0.75)
