@@ -39,7 +39,7 @@ STARVED = (
 
 
 FAKE_ARGS = {"slots": 32, "latency-ms": 2000, "sigma": 0.2, "quick-canary": True}
-"""Its answers have all the same tokens, so a spread in time is one in speed, which real slots of one batch hardly have."""
+"""Its answers have all the same tokens, so a spread in time is one in speed, which slots of one batch hardly have."""
 
 
 def config(folder: Path, port: int, *, fake: bool = False, **over: Any) -> Path:
