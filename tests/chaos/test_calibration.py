@@ -40,6 +40,7 @@ def test_a_calibration_whose_run_fails_says_so(case: Case, tokenmill: Command) -
 
 
 @pytest.mark.long
+@pytest.mark.timeout(180)
 def test_a_run_tells_its_share_of_the_peak_and_keeps_the_peaks_of_servers_that_live_on(
     case: Case, tokenmill: Command
 ) -> None:

@@ -90,8 +90,8 @@ class Meter:
 
     @property
     def efficiency(self) -> Efficiency | None:
-        """None before anything was seen."""
-        if not self._kept:
+        """None where no server's work is measured, or none has been seen yet."""
+        if not self._sums:
             return None
         servers, peaks = len(self._sums), list(self._peaks.values())
         if not peaks:

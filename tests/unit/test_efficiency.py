@@ -80,6 +80,8 @@ def found(meter: Meter) -> Efficiency:
 
 def test_full_server_is_at_its_peak() -> None:
     meter, series = Meter(), Series(1)
+    meter.look(0.0, {}, ending=False)
+    assert meter.efficiency is None, "nothing is measured"
     series.run(meter, 20)
     assert found(meter).share is None
     assert "not known yet" in words(found(meter))
