@@ -165,7 +165,13 @@ def _journal(run: RunFolder) -> list[str]:
     ]
 
 
+def _leave(number: int, frame: object) -> None:
+    """SIGTERM, which a time limit sends, must end the servers that are kept between rounds, too."""
+    raise SystemExit(128 + number)
+
+
 def main() -> None:
+    signal.signal(signal.SIGTERM, _leave)
     parser = argparse.ArgumentParser(prog="python -m bench.efficiency")
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--seconds", type=float, default=80.0)
