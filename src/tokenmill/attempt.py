@@ -17,6 +17,7 @@ from tokenmill.client import Client
 from tokenmill.core import agree, judge
 from tokenmill.core.agree import Agreement
 from tokenmill.core.judge import Measured, Reading, Rules
+from tokenmill.core.occupancy import Slots
 from tokenmill.core.records import NULL, Completion, Label, Parts, Prompt, Record
 from tokenmill.core.records import failed as failed_record
 from tokenmill.core.stream import Streaming
@@ -49,7 +50,7 @@ class Lane:
     `refused_since` is when it began to refuse whatever it is asked, None while it does not. `died`: it is closed
     because it did, with what it had in flight. `leaving`: it has gone bad, and takes no prompt any more.
     `streams`: its answers come in pieces, and `seen` counts those that carried tokens. `broken` are prompts whose
-    requests failed of the server itself, until it is known whether it died.
+    requests failed of the server itself, until it is known whether it died. `work` is told all that its slots do.
     """
 
     name: str
@@ -74,9 +75,28 @@ class Lane:
     accept_length: float | None = None
     broken: list[Prompt] = field(default_factory=list)
     slots: set["asyncio.Task[None]"] = field(default_factory=set)
+    work: Slots = field(default_factory=lambda: Slots(time.monotonic(), 0.0))
 
     def note_tokens(self) -> None:
         self.seen += 1
+
+    def until_now(self) -> float:
+        """What its slots do was so until now; to be called before that changes. The time by the monotonic clock."""
+        moment = time.monotonic()
+        self.work.until(moment, self.capacity, self.held)
+        return moment
+
+    def begins(self) -> None:
+        """A slot has a prompt."""
+        self.until_now()
+        self.in_flight += 1
+        self.work.asked += 1
+
+    def ends(self) -> None:
+        """A slot is done with its prompt."""
+        self.until_now()
+        self.in_flight -= 1
+        self.work.asked -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +162,26 @@ class Attempts:
         if lane.streams and isinstance(lane.engine, Streaming):
             asked, stream = lane.engine.streamed(asked, lane.note_tokens)
         limit_s = self.limit_s(sampling.max_tokens)
+        sent = lane.until_now()
+        lane.work.begins(sent)
+        body = None
         try:
             take = stream.feed if stream is not None else None
             body = await lane.client.post(request.path, asked, timeout_s=limit_s, take=take)
         except RefusedError as error:
             refused: Label = "prompt_too_long" if lane.engine.too_long(str(error)) else "request_refused"
             return self.failed(prompt, refused, str(error), lane, started)
-        seconds = time.monotonic() - begun
+        finally:
+            came = lane.until_now()
+            lane.work.ends(came, sent, lost=body is None)
+        seconds = came - begun
         if self._room is not None:
-            await self._room()
+            lane.work.stored += 1
+            try:
+                await self._room()
+            finally:
+                lane.until_now()
+                lane.work.stored -= 1
         completion = lane.engine.decode(body) if stream is None else stream.completion()
         if completion.finish_reason == PARSED:
             return self.failed(prompt, "request_refused", CALLS_TAKEN, lane, started)
@@ -160,6 +191,8 @@ class Attempts:
             completion = replace(completion, prompt_ids=rendered.ids)
         completion = _counted(completion)
         self._note(lane, completion, seconds)
+        context = completion.prompt_tokens + completion.output_tokens / 2
+        lane.work.answer(came, sent, completion.output_tokens, context)
         measured = judge.measure(completion, lane.reading, orders.rules)
         labels = measured.labels
         if "ids_disagree" in labels:

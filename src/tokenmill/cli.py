@@ -130,9 +130,14 @@ def run(
             autocompletion=_retry_words,
         ),
     ] = None,
+    no_calibrate: Annotated[
+        bool, typer.Option("--no-calibrate", help="Do not tell the share of the servers' own peak.")
+    ] = False,
     detached: Annotated[bool, typer.Option("--detached", hidden=True)] = False,
 ) -> None:
     """Do the whole job: doctor, stage, launch, generate, gate, report. Started again, it goes on where it was."""
+    if no_calibrate:
+        setting = [*(setting or ()), "generation.calibrate=false"]
     if detach:
         _detach(config, setting, skip, metrics, retry)
     _run(config, setting, skip, metrics, retry, detached=detached)

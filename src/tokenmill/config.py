@@ -202,6 +202,7 @@ class Generation(Section):
     concurrency: Literal["auto"] | PositiveInt = "auto"
     timeout: Literal["auto"] | Seconds = "auto"
     attempts: PositiveInt = 3
+    calibrate: Literal[False] | Seconds = 30.0
     extra: dict[str, Any] = {}
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from tokenmill.core.peak import Peak
 from tokenmill.core.status import RunStatus
 from tokenmill.errors import PreflightError, UsageError
 from tokenmill.machine import filesystems, processes
@@ -34,7 +35,8 @@ class ServerEntry(msgspec.Struct, frozen=True):
     `log_start` the byte of its log where this life begins. Pid 0: it was about to be started, and may live.
 
     By what was seen of it, all that it leaves can be told from others': `members` are its processes so far, `segments`
-    what they had of /dev/shm, `gpu_bases` the bytes that its cards held before it, None where unknown.
+    what they had of /dev/shm, `gpu_bases` the bytes that its cards held before it, None where unknown. `peak`: the
+    fastest that it has been seen.
     """
 
     node: str
@@ -52,6 +54,7 @@ class ServerEntry(msgspec.Struct, frozen=True):
     members: tuple[ProcessId, ...] = ()
     segments: tuple[Claim, ...] = ()
     gpu_bases: tuple[int | None, ...] = ()
+    peak: Peak | None = None
 
     @property
     def processes(self) -> Group:

@@ -126,6 +126,8 @@ class Pump:
         lane = self.lanes.pop(index, None)
         if lane is None:
             return
+        lane.until_now()
+        lane.work.close()
         lane.held, lane.died = True, died
         for task in lane.slots:
             task.cancel()
@@ -134,6 +136,7 @@ class Pump:
 
     def hold(self, lane: Lane) -> None:
         """No new prompts for a server in doubt; those in flight go on."""
+        lane.until_now()
         lane.held = True
         self._feed()  # what failed elsewhere and waited for this server goes back there
 
@@ -146,6 +149,7 @@ class Pump:
         """The doubt is over: prompts again."""
         if lane.leaving:
             return
+        lane.until_now()
         lane.held = False
         lane.broken_in_row = 0
         self._decided(lane)
@@ -165,7 +169,7 @@ class Pump:
             prompt = await self._take(lane)
             # New at every try: engines refuse an id that lives on from an earlier one, or from a tokenmill that died.
             request_id = f"{self._life}-{next(self._requests)}"
-            lane.in_flight += 1
+            lane.begins()
             refused = False
             try:
                 with boundary(f"engine {lane.engine.kind}"):
@@ -187,11 +191,17 @@ class Pump:
             except (RequestError, PluginError) as error:
                 await self._failure(lane, prompt, request_id, error)
             finally:
-                lane.in_flight -= 1
+                lane.ends()
                 if prompt not in lane.broken and self._suspects.left(lane.index, prompt):
                     self._feed()
             if refused:
-                await asyncio.sleep(pause)
+                lane.until_now()
+                lane.work.refused += 1
+                try:
+                    await asyncio.sleep(pause)
+                finally:
+                    lane.until_now()
+                    lane.work.refused -= 1
                 pause = min(pause * 2, BUSY_PAUSE_MAX_S)
 
     async def _take(self, lane: Lane) -> Prompt:

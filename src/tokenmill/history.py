@@ -31,7 +31,8 @@ class ServerMoment(msgspec.Struct, frozen=True, array_like=True):
 class Moment(msgspec.Struct, frozen=True, omit_defaults=True):
     """The run at Unix time `t`. Counts are of ids, since the run's first start; `tokens` since this start.
 
-    `slots_busy` is the share of slots in use at that moment, None where no server is ready.
+    `slots_busy` is the share of slots in use at that moment, None where no server is ready; `efficiency` the share of
+    the servers' peak over the last five minutes, None where that is not known.
     """
 
     t: float
@@ -44,6 +45,7 @@ class Moment(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens_per_s: float = 0.0
     slots_busy: float | None = None
     labels: dict[str, int] = {}
+    efficiency: float | None = None
     servers: tuple[ServerMoment, ...] = ()
 
 
@@ -63,6 +65,7 @@ def moment(status: RunStatus) -> Moment:
         tokens_per_s=status.tokens_per_s,
         slots_busy=round(in_flight / capacity, 3) if capacity else None,
         labels=status.labels,
+        efficiency=round(now, 3) if status.efficiency and (now := status.efficiency.now) is not None else None,
         servers=tuple(
             ServerMoment(
                 server.name,

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tokenmill.core.efficiency import Meter
 from tokenmill.core.eta import Eta
 from tokenmill.core.gate import Gate
 from tokenmill.core.status import NodeStatus, PromptCounts, RunStatus, ServerStatus
@@ -43,6 +44,7 @@ class Progress:
         self._view = view
         self._node: NodeStatus | None = None
         self._eta = Eta()
+        self._meter = Meter()
         self._began: float | None = None
         self._seconds = 0.0
         self._busy = 0.0
@@ -73,6 +75,8 @@ class Progress:
             return
         counts = self.ledger.counts()
         self._eta.note(moment, counts.done)
+        works = {server.name: (server.work, server.peak) for server in node.servers if server.work is not None}
+        self._meter.look(moment, works, ending=self.ledger.left <= node.in_flight + node.capacity)
         if node.capacity:
             self._busy += node.in_flight / node.capacity
             self._looks += 1
@@ -124,6 +128,7 @@ class Progress:
             eta_high_s=round(left.high_s) if left and left.high_s is not None else None,
             gate=self.gate.shares() if self.gate else (),
             step=step,
+            efficiency=self._meter.efficiency,
         )
 
 

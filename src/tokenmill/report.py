@@ -103,6 +103,7 @@ def build(folder: RunFolder, ending: Ending, tell: Tell = lambda text: None) -> 
         outliers=outliers,
         limits=_limits(found),
         course=went,
+        efficiency=last.efficiency if (last := folder.status()) is not None else None,
         findings=found.notices.findings,
         warnings=found.notices.rows,
         warnings_left_out=found.notices.left_out,

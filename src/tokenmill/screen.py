@@ -5,11 +5,13 @@ Nothing wraps by itself and nothing is cut without a sign. What has no room is s
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from tokenmill.core.efficiency import of_peak
 from tokenmill.core.server import SERVING
 from tokenmill.core.status import RunStatus, ServerStatus
 from tokenmill.events import Event
@@ -75,6 +77,7 @@ def _head(status: RunStatus, width: int) -> Iterator[Text]:
             f"  {counts.done / counts.total:.1%}  {counts.done:,} of {counts.total:,} prompts done"
         )
         yield from _flow(_rates(status), width)
+        yield from islice(_flow(map(Text, of_peak(status.efficiency)), width), 1)
         yield from _flow(_shares(status), width)
         yield next(_flow(_verdicts(status), width))  # the rarest labels go first where there is no room
     if status.step is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tokenmill import configfile, events
+from tokenmill.core.efficiency import words as efficiency_words
 from tokenmill.core.server import SERVING, State
 from tokenmill.core.status import ENDED, PromptCounts, RunStatus, ServerStatus
 from tokenmill.errors import TokenmillError, UsageError
@@ -126,6 +127,8 @@ def status_lines(status: RunStatus) -> Iterator[str]:
     if counts.total:
         left = f", {words}" if (words := to_go(status)) else ""
         yield f"  {counts.done:,}/{counts.total:,} done: {counts.verdicts}{left}"
+    if words := efficiency_words(status.efficiency):
+        yield f"  {words}"
     if status.copied:
         yield f"  the last whole copy is {duration(time.time() - status.copied)} old"
     rows = [_row(server) for server in status.servers]

@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from msgspec.structs import replace
+
 from tokenmill import job as jobs
 from tokenmill.attempt import Lane
 from tokenmill.clocks import LOOK_S, Rate, WatchClock
@@ -26,6 +28,7 @@ from tokenmill.launch import Place
 from tokenmill.life import Life
 from tokenmill.machine import group, ports, shm, threads
 from tokenmill.machine.threads import reading
+from tokenmill.workmeter import WorkMeter
 
 STOP_GRACE_S = 20.0
 """SIGTERM to SIGKILL."""
@@ -84,6 +87,7 @@ class Supervisor:
         self._tasks: asyncio.TaskGroup | None = None
         self._answers = 0
         self._rate = Rate()
+        self._work = WorkMeter(job.config.generation.calibrate or 0.0, adopt.peak if adopt else None)
         self._left_alive = False
         self._tuned: dict[str, Any] = {}
         self._clock = WatchClock()
@@ -142,6 +146,8 @@ class Supervisor:
             eta_s=self._eta_s(),
             doing=self._life.doing if self._life is not None and server.state in core.LIVE else "",
             last_problem=str(server.failure or ""),
+            work=self._work.work,
+            peak=self._work.peak,
         )
 
     def _eta_s(self) -> float | None:
@@ -157,6 +163,8 @@ class Supervisor:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
+            if self._work.look(self.lane) and self.entry is not None:
+                self._known_as(self.entry)
             if self.lane is not None:
                 self._note_answers(self.lane)
             busy = bool(self.lane and self.lane.in_flight)
@@ -287,7 +295,7 @@ class Supervisor:
         return True
 
     def _known_as(self, entry: ServerEntry | None) -> None:
-        self.entry = entry
+        self.entry = replace(entry, peak=self._work.peak) if entry is not None else None
         self.job.changed()
 
     def _watch(self) -> None:
@@ -339,6 +347,7 @@ class Supervisor:
             on_trouble=self._trouble,
             streams=self._life.sight.streams,
             accept_length=self._life.passed.accept_length,
+            work=self._work.opens(width, adopted=self._life.adopted),
         )
         self._answers = 0
         self._rate.clear()
@@ -353,6 +362,7 @@ class Supervisor:
 
     def _withdraw(self, died: bool = False) -> None:
         self.job.pump.close(self.place.index, died=died)
+        self._work.closes()
         self.lane = None
         self._rate.clear()
 

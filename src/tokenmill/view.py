@@ -16,6 +16,7 @@ from rich.console import Console, ConsoleDimensions, Group
 from rich.live import Live
 from rich.text import Text
 
+from tokenmill.core.efficiency import words as efficiency_words
 from tokenmill.core.server import SERVING
 from tokenmill.core.status import RunStatus, ServerStatus
 from tokenmill.events import QUIET_KINDS, Event, now
@@ -201,6 +202,8 @@ def farewell(last: RunStatus, folder: Path, code: int, export: str) -> Iterator[
     counts = last.prompts
     speed = f" · {last.tokens:,} tokens in {duration(last.seconds)}, {last.tokens_per_s:,.0f} tok/s"
     yield f"{counts.verdicts}, {counts.pending:,} pending{speed if last.seconds else ''}"
+    if last.efficiency is not None and last.efficiency.share is not None:
+        yield efficiency_words(last.efficiency)
     yield f"dataset  {folder / 'data'}"
     yield f"report   {folder / 'report.html'}"
     if code == 0:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from tokenmill.core.efficiency import Efficiency
 from tokenmill.core.server import State
 from tokenmill.core.status import Finding, GateShare, PromptCounts, RunStatus, ServerStatus, Step
 from tokenmill.events import Event
@@ -65,6 +66,7 @@ EVENTS = (
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
 def test_the_screen_says_how_far_how_fast_and_how_good(width: int, height: int) -> None:
     status = replace(STATUS, gate=GATE, tokens=1_250_000, seconds=100.0, eta_low_s=9_000.0, eta_high_s=18_000.0)
+    status = replace(status, efficiency=Efficiency(0.942, 0.98, missing={"client": 0.03, "restarts": 0.028}))
     text = drawn(status, width, height, EVENTS)
     for words in (
         "qwen36-regen  generating",
@@ -72,6 +74,7 @@ def test_the_screen_says_how_far_how_fast_and_how_good(width: int, height: int) 
         "2 h 30 min to 5 h 00 min to go",
         "14,000 tok/s now, 12,500 mean",
         "slots 99% busy",
+        "94.2% of the servers' peak, now 98% · missing: tokenmill itself 3.0%",
         "rejected 3.1% of 20% allowed",
         "failed 0.1% of 5%",
         "cut off 31.0% of 50% (worst cohort 38.0%)",

@@ -4,6 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tokenmill.core.efficiency import Efficiency
+from tokenmill.core.occupancy import Work
+from tokenmill.core.peak import Peak
+
 STEPS = ("preflight", "staging", "starting", "generating", "draining", "sealing", "stopping")
 ENDED = ("done", "stopped", "failed")
 """A run's states while it goes on, and those that it leaves."""
@@ -24,7 +28,8 @@ class ServerStatus(msgspec.Struct, frozen=True):
     """One server. `percent` is of the whole start; rates are tokens a second over the last minute; times in seconds.
 
     `eta_s` is until it is ready, if this start goes as the last one did. `doing`: what a silent one does, in words.
-    `last_error` is why it does not serve, `last_problem` also what it has got over.
+    `last_error` is why it does not serve, `last_problem` also what it has got over. `work` is what it has done since
+    this tokenmill knows it, `peak` the fastest that it has been seen.
     """
 
     node: str
@@ -44,6 +49,8 @@ class ServerStatus(msgspec.Struct, frozen=True):
     eta_s: float | None = None
     doing: str = ""
     last_problem: str = ""
+    work: Work | None = None
+    peak: Peak | None = None
 
     @property
     def name(self) -> str:
@@ -144,7 +151,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     once servers have stopped. `copied` is the Unix time of the newest whole copy in output.copy_to, 0 without one;
     `written` that of the newest record in the journal. `loop_lag_s` is the longest of the last seconds that tokenmill
     itself was late by, doing other things. `eta_s` is likely, `eta_low_s` to `eta_high_s` honest (core/eta); None where
-    unknown, or where nothing bounds it.
+    unknown, or where nothing bounds it. `efficiency` is None where it is not measured.
     """
 
     run: str
@@ -167,3 +174,4 @@ class RunStatus(msgspec.Struct, frozen=True):
     eta_high_s: float | None = None
     gate: tuple[GateShare, ...] = ()
     step: Step | None = None
+    efficiency: Efficiency | None = None

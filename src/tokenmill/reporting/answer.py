@@ -2,6 +2,7 @@
 
 import msgspec
 
+from tokenmill.core.efficiency import Efficiency
 from tokenmill.environment import Environment
 from tokenmill.reporting.course import Course
 from tokenmill.reporting.examples import Kind
@@ -50,6 +51,7 @@ class Report(msgspec.Struct, frozen=True):
     outliers: list[Outlier]
     limits: dict[str, float]
     course: Course
+    efficiency: Efficiency | None
     findings: list[FindingRow]
     warnings: list[Notice]
     warnings_left_out: int

@@ -5,8 +5,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
+from tokenmill.core.efficiency import Efficiency, of_peak
 from tokenmill.plain import duration
 from tokenmill.reporting.charts import ROWS, share
 from tokenmill.reporting.course import Course, Loss, Series, Start
@@ -85,6 +87,16 @@ def throughput(course: Course, *, unfinished: bool) -> str:
     if unfinished:
         words += " Completions that have not ended are not in it, so it falls off at its end."
     return words
+
+
+def efficiency(found: Efficiency | None) -> str:
+    """The share of the servers' own peak, and what is missing of it."""
+    if found is None or found.share is None:
+        return ""
+    share, *parts = of_peak(msgspec.structs.replace(found, now=None))
+    words = f"Since its last start the run made {share}, which is {found.peak_tokens_per_s:,.0f} tokens/s "
+    words += f"(± {found.error:.1%}, seen on {found.measured} of {found.servers} servers)."
+    return f"{words} {', '.join(parts).capitalize()}." if parts else words
 
 
 def _meanwhile(course: Course, dip: Dip) -> str:

@@ -74,7 +74,7 @@ def _course(report: Report, clock: Clock) -> list[Figure]:
     went, names = report.course, [server.name for server in report.servers]
     unfinished = report.state != "done"
     figures = []
-    pace = captions.throughput(went, unfinished=unfinished)
+    pace = f"{captions.throughput(went, unfinished=unfinished)} {captions.efficiency(report.efficiency)}".rstrip()
     lost = [Mark(clock.place(loss.t), "", "loss") for loss in went.losses[:MOST_MARKS]]
     has_pace = bool(report.output_tokens)
     plot = charts.over_time(clock, "tokens/s", [(went.tokens_per_s, "line")], area=True, marks=lost)

@@ -4,12 +4,13 @@ What may go down, if seldom (rows of a server that had gone bad are made anew, [
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
 from tokenmill import __version__
+from tokenmill.core.efficiency import PARTS
 from tokenmill.core.server import State
 from tokenmill.core.status import ENDED, STEPS, RunStatus, ServerStatus
 
@@ -62,6 +63,11 @@ def _of_run(status: RunStatus) -> Iterator[Metric]:
         ("copy_age_seconds", "Since the newest whole copy in output.copy_to"): _age(status.copied),
         ("status_age_seconds", "Since tokenmill renewed this status"): _age(status.updated),
     }
+    if (found := status.efficiency) is not None:
+        readings["efficiency_ratio", "Share of the servers' own peak, since this start"] = found.share
+        readings["peak_tokens_per_second", "The servers' own peak, all full"] = found.peak_tokens_per_s or None
+        missing = {name: round(found.missing.get(name, 0.0), 6) for name in PARTS} if found.share is not None else {}
+        yield _each("missing_ratio", "Of the servers' own peak, by what it went to", "cause", missing)
     for (name, words), value in readings.items():
         if value is not None:
             yield GaugeMetricFamily(f"tokenmill_{name}", words, value=value)
@@ -85,7 +91,7 @@ def _of_servers(servers: tuple[ServerStatus, ...]) -> Iterator[Metric]:
         yield found
 
 
-def _each(name: str, words: str, label: str, values: dict[str, int]) -> GaugeMetricFamily:
+def _each(name: str, words: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
     found = GaugeMetricFamily(f"tokenmill_{name}", words, labels=[label])
     for value, count in values.items():
         found.add_metric([value], count)

@@ -12,6 +12,7 @@ import msgspec
 
 from tokenmill import configfile, events, history
 from tokenmill.config import rules_of
+from tokenmill.core.efficiency import of_peak
 from tokenmill.core.judge import Rules
 from tokenmill.core.status import RunStatus
 from tokenmill.errors import TokenmillError, UsageError
@@ -183,7 +184,14 @@ def _words(status: RunStatus) -> dict[str, Any]:
     server its name and where its start is."""
     step = step_words(status.step) if status.step else ""
     servers = [(server.name, start_of(server)) for server in status.servers]
-    return {"left": left(status), "step": step, "gate": list(against_gate(status.gate)), "servers": servers}
+    peak = " · ".join(of_peak(status.efficiency))
+    return {
+        "left": left(status),
+        "step": step,
+        "peak": peak,
+        "gate": list(against_gate(status.gate)),
+        "servers": servers,
+    }
 
 
 def own_file(folder: RunFolder, path: Path) -> Path:

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import ROOT
 from tests.harness import Case, wait_until
+from tokenmill.core.efficiency import PARTS, Efficiency
 from tokenmill.core.status import Finding, PromptCounts, RunStatus, ServerStatus
 from tokenmill.errors import UsageError
 from tokenmill.web import metrics
@@ -38,6 +39,7 @@ STATUS = RunStatus(
     findings=(Finding("slow", "0", "it is slow"),),
     written=1.0,
     loop_lag_s=0.002,
+    efficiency=Efficiency(0.95, 0.96, 1000.0, missing={"client": 0.04, "store": 0.01}),
 )
 DASHBOARD = ROOT / "docs" / "grafana.json"
 
@@ -54,6 +56,10 @@ def values(name: str, label: str, **wanted: str) -> dict[str, float]:
 def test_values_are_the_status() -> None:
     assert values("tokenmill_prompts", "verdict") == {"accepted": 60, "rejected": 5, "failed": 1, "pending": 34}
     assert values("tokenmill_labels", "label") == {"empty": 3}
+    missing = values("tokenmill_missing_ratio", "cause")
+    assert (missing["client"], missing["store"], missing["queue"], len(missing)) == (0.04, 0.01, 0.0, len(PARTS))
+    assert families()["tokenmill_efficiency_ratio"].samples[0].value == 0.95
+    assert families()["tokenmill_peak_tokens_per_second"].samples[0].value == 1000.0
     assert families()["tokenmill_run_info"].samples[0].labels["run"] == 'a "run"\n'
     assert families()["tokenmill_output_tokens"].samples[0].value == 12345
     assert values("tokenmill_server_in_flight_requests", "server") == {"0": 60, "1": 0}
@@ -165,10 +171,13 @@ def test_a_run_tells_its_numbers_and_a_taken_port_costs_it_nothing(case: Case, p
         assert case.run("--metrics", str(metrics_port)) == 2
     assert f"metrics cannot be served on 127.0.0.1:{metrics_port}" in case.output()
     assert not case.run_folder.log(0).exists()
-    case.write(engine={"args": {"slots": 2, "latency-ms": 400, "quick-canary": True}})
+    case.write(
+        engine={"args": {"slots": 2, "latency-ms": 400, "quick-canary": True}}, generation={"calibrate": "300ms"}
+    )
     running = case.start("--metrics", str(metrics_port))
     wait_until(lambda: 'tokenmill_prompts{verdict="accepted"}' in _scraped(metrics_port), running)
     wait_until(lambda: _accepted(_scraped(metrics_port)) >= 10, running)
+    wait_until(lambda: "tokenmill_efficiency_ratio" in _scraped(metrics_port), running)
     text = _scraped(metrics_port)
     assert 'tokenmill_server_state{server="0",state="ready"} 1.0' in text
     assert 'tokenmill_run_state{state="generating"} 1.0' in text

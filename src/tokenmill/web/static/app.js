@@ -67,6 +67,8 @@ function show(now) {
   $("tokens").textContent = count(status.tokens);
   $("slots_busy").textContent = status.slots_busy === null ? "–" : percent(status.slots_busy);
   $("eta").textContent = now.words.left || "–";
+  $("peak").hidden = !now.words.peak;
+  $("peak").textContent = now.words.peak;
   $("step").hidden = !now.words.step;
   $("step").textContent = now.words.step;
   age("written", status.written, now);
