@@ -1,0 +1,181 @@
+"""One setup's server, launched and supervised as a run does it, in a closed loop on given prompts.
+
+The loop keeps exactly so many requests in flight: each answer asks for the next prompt. Answers are counted and thrown
+away. Nothing is judged by a clock of the server's: an answer came when its record was there.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from tokenmill.config import Config
+from tokenmill.core.records import Prompt, Record
+from tokenmill.core.trials import Answer, Trial, accept_length, windows
+from tokenmill.errors import NoServerError, StoppedError, TokenmillError
+from tokenmill.events import Event
+from tokenmill.folder import RunFolder
+from tokenmill.leftovers import survivors
+from tokenmill.node import LocalNode
+
+WARM_SHARE = 1 / 6
+"""Of a measurement's time, that passes before it: prompts are read all at once at the beginning."""
+
+FAILED_SHARE = 0.5
+"""More failed answers than this, and the rate is of something else."""
+
+
+class Watch:
+    """Whether anybody wants it to end, and until when it may go on; `tick` is called several times a second."""
+
+    def __init__(self, deadline: float, tick: Callable[[], None]) -> None:
+        self.deadline = deadline
+        self.tick = tick
+        self.stopping = False
+        self.bench: Bench | None = None
+
+    def look(self) -> None:
+        """Raises StoppedError; NoServerError where the time is over."""
+        self.tick()
+        if self.stopping:
+            raise StoppedError("told to stop")
+        if time.monotonic() > self.deadline:
+            raise NoServerError("the time was over before it was measured", fix="--minutes: more")
+
+
+class Bench:
+    """A server that is ready takes `width` requests at once at most."""
+
+    def __init__(
+        self, config: Config, folder: RunFolder, messages: Sequence[tuple[msgspec.Raw, msgspec.Raw]], watch: Watch
+    ) -> None:
+        self.node = LocalNode(config, folder, "", survivors(folder))
+        self.events: list[Event] = []
+        self.width = 0
+        self.start_s = 0.0
+        self._messages = messages
+        self._watch = watch
+        self._answers: list[Answer] = []
+        self._failed: list[str] = []
+        self._asked: dict[str, float] = {}
+        self._aim = 0
+        self._next = 0
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when the server is ready. Raises what its node raises where it cannot be started."""
+        began = time.monotonic()
+        self._running = asyncio.create_task(self.node.run())
+        while not await self.node.credits():
+            await self._turn()
+        self.width = (await self.node.status()).capacity
+        self.start_s = time.monotonic() - began
+
+    async def measure(self, name: str, number: int, width: int, seconds: float, patience_s: float) -> Trial:
+        """One trial of the server: a warm-up, then `seconds` in which every request's tokens count for as much of it
+        as lies within. Answers that were asked for by then are waited for, for `patience_s` at most, with all slots
+        still full; where one of them does not come, only what was before it counts."""
+        self._aim = width
+        earlier = set(self._asked)
+        while earlier & self._asked.keys():
+            await self._turn()
+        begun, failed, came = time.monotonic(), len(self._failed), len(self._answers)
+        begin = begun + seconds * WARM_SHARE
+        end = begin + seconds
+        while time.monotonic() < end:
+            await self._turn()
+        while self._outstanding(end) and time.monotonic() < end + patience_s:
+            await self._turn()
+        if left := self._outstanding(end):
+            end = min(left)
+        answers, bad = self._answers, self._failed[failed:]
+        longest = max((each.came - each.asked for each in answers), default=0.0)
+        trial = Trial(name, number, width=width, start_s=round(self.start_s, 1), answer_s=round(longest, 2))
+        whole = [each for each in answers[came:] if each.came <= end]
+        if len(bad) > FAILED_SHARE * (len(bad) + len(answers) - came):
+            return msgspec.structs.replace(trial, failure=f"{len(bad)} answers failed: {bad[0]}")
+        if end - begin < seconds / 2:
+            words = (
+                f"its answers take too long to be measured: {len(whole)} came within {end + patience_s - begun:.0f} s"
+            )
+            return msgspec.structs.replace(trial, failure=words, fix="--minutes: more, or --set generation.max_tokens")
+        status = (await self.node.status()).servers[0]
+        return msgspec.structs.replace(
+            trial,
+            rates=tuple(round(rate, 2) for rate in windows(answers, begin, end)),
+            accept=accept_length(answers[came:]) or status.accept_length,
+            answers=len(answers) - came,
+            tokens=sum(each.tokens for each in answers[came:]),
+        )
+
+    def _outstanding(self, before: float) -> list[float]:
+        return [asked for asked in self._asked.values() if asked < before]
+
+    async def _turn(self) -> None:
+        """Takes what came within a second at most, and asks for as many again. Raises what ended the node."""
+        self._watch.look()
+        await self._fill()
+        results = await self.node.results()
+        moment = time.monotonic()
+        self.events += results.events
+        for record in results.records:
+            asked = self._asked.pop(record.key, None)
+            if asked is not None:
+                self._note(record, asked, moment)
+        await self._fill()
+        if results.ended:
+            assert self._running is not None
+            await self._running
+            raise NoServerError("the server has ended")
+
+    def _note(self, record: Record, asked: float, moment: float) -> None:
+        if record.output_tokens:
+            self._answers.append(Answer(asked, moment, record.output_tokens, record.accept_length))
+        else:
+            self._failed.append(record.error or "no token")
+
+    async def _fill(self) -> None:
+        fresh = []
+        while len(self._asked) < self._aim:
+            messages, tools = self._messages[self._next % len(self._messages)]
+            key = str(self._next)
+            self._next += 1
+            self._asked[key] = time.monotonic()
+            fresh.append(
+                Prompt(key=key, sample=0, row=self._next, cohort=-1, digest=key, messages=messages, tools=tools)
+            )
+        if fresh:
+            await self.node.offer(fresh)
+
+    def why(self) -> tuple[str, str] | None:
+        """Why its server has failed, and the fix; None where it has not."""
+        failures = [each.server.failure for each in self.node.supervisors if each.server.failure is not None]
+        return (str(failures[-1]), failures[-1].fix) if failures else None
+
+    async def stop(self) -> None:
+        """Ends the server, and proves it; at the second call it is killed."""
+        await self.node.stop(0.0, keep=False)
+
+    async def ended(self) -> None:
+        """Waits for its end; what the node raised is known already."""
+        if self._running is not None:
+            try:
+                await self._running
+            except TokenmillError:
+                pass  # a bug is raised here
+        self.events += (await self.node.results()).events
+
+
+@asynccontextmanager
+async def serving(bench: Bench, watch: Watch) -> AsyncIterator[Bench]:
+    """A server that is ready, for the scope; it has ended, with all its processes, at the end of it."""
+    watch.bench = bench
+    try:
+        await bench.start()
+        yield bench
+    finally:
+        await bench.stop()
+        await bench.ended()
+        watch.bench = None
