@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -25,12 +25,14 @@ from tokenmill.core.variants import ASPECTS, Setup
 from tokenmill.doctor import preflight
 from tokenmill.engines.base import Engine, normal
 from tokenmill.errors import BadPromptError, NoServerError, PreflightError, StoppedError, TokenmillError, UsageError
-from tokenmill.events import EventLog
+from tokenmill.events import EventLog, from_thread
 from tokenmill.folder import RunFolder
 from tokenmill.leftovers import survivors
 from tokenmill.machine import gpus, modelfiles, nvml, wholeness
+from tokenmill.plain import duration
 from tokenmill.planning import forecast as foretelling
 from tokenmill.planning import lengths
+from tokenmill.stage import stage
 from tokenmill.steps import Meter, Tell
 from tokenmill.trying import notes as noting
 from tokenmill.trying import page
@@ -81,16 +83,12 @@ class _Desk:
     messages: list[tuple[msgspec.Raw, msgspec.Raw]]
     notes: Notes
     seconds: float
-    doing: list[str] = field(default_factory=lambda: [""])
-
-    def left_s(self) -> float:
-        return self.watch.deadline - time.monotonic()
 
     def keep(self, *fresh: Trial, setups: Sequence[Setup] = ()) -> None:
         """Raises PreflightError where the disk does not take it."""
         known = {setup.name for setup in self.notes.setups}
         more = tuple(setup for setup in setups if setup.name not in known)
-        spent = self.order.minutes * 60 - self.left_s()
+        spent = self.order.minutes * 60 - self.watch.left_s
         self.notes = replace(
             self.notes, setups=self.notes.setups + more, trials=self.notes.trials + fresh, seconds=round(spent, 1)
         )
@@ -111,35 +109,41 @@ async def tune(order: Order, tell: Tell) -> page.Answer:
     folder = noting.folder_of(config)
     engine: Engine = plugins.load("engines", config.engine.kind)()
     messages = await asyncio.to_thread(_messages, config, order.prompts)
-    with folder.own("tune"):
-        log = EventLog(folder.events)
-        await preflight(config, folder, survivors(folder), log, UNASKED)
-        known = noting.read(folder, noting.asked(config, order.only, len(messages)))
-        left = max(order.minutes * 60 - known.seconds, 0.0)
-        setups = _first(config, engine, order.only)
-        seconds = trials.measured_s(order.minutes * 60, 2 * len(setups))
-        for line in page.plan(setups, order.minutes, seconds, len(messages)):
-            tell(line)
-        if "concurrency" in order.only or "memory" in order.only:
-            tell("  then: more and fewer at once with the fastest of these")
-        if known.trials:
-            tell(f"goes on where it was: {len(known.trials)} trials are known, {left / 60:.0f} min are left")
-        doing = [""]
-        with Meter(tell, "tune", total=round(order.minutes * 60), unit="s", start=round(known.seconds)) as meter:
-            end = time.monotonic() + left
-            watch = Watch(end, lambda: meter.at(round(order.minutes * 60 - (end - time.monotonic())), doing[0]))
-            desk = _Desk(order, config, engine, folder, log, tell, watch, messages, known, seconds, doing)
-            with _signals(watch, tell):
+    budget_s = order.minutes * 60
+    with folder.own("tune"), Meter(tell, "tune", total=round(budget_s), unit="s") as meter:
+        watch = Watch(lambda doing: meter.at(round(budget_s - max(watch.left_s, 0.0)), doing))
+        with _signals(watch, tell):
+            log = EventLog(folder.events)
+            await preflight(config, folder, survivors(folder), log, UNASKED)
+            staged = await asyncio.to_thread(stage, config, from_thread(tell), lambda: watch.stopping)
+            try:  # its copy is in use from here on, so that each start finds it
+                setups = await asyncio.to_thread(_first, config, engine, order.only)
+                known = noting.read(folder, noting.asked(config, order.only, len(messages)))
+                seconds = trials.measured_s(budget_s, 2 * len(setups))
+                desk = _Desk(order, config, engine, folder, log, tell, watch, messages, known, seconds)
+                _say_plan(desk, setups)
+                watch.deadline = time.monotonic() + max(budget_s - known.seconds, 0.0)
                 await _all(desk, setups)
+            finally:
+                staged.close()
         return _ended(desk)
 
 
+def _say_plan(desk: _Desk, setups: Sequence[Setup]) -> None:
+    order, known = desk.order, desk.notes
+    for line in page.plan(setups, order.minutes, desk.seconds, len(desk.messages), order.only):
+        desk.tell(line)
+    if known.trials:
+        left = duration(max(order.minutes * 60 - known.seconds, 0.0))
+        desk.tell(f"goes on where it was: {len(known.trials)} trials are known, {left} are left")
+
+
 async def _all(desk: _Desk, setups: list[Setup]) -> None:
-    later = "concurrency" in desk.order.only or "memory" in desk.order.only
-    await _rounds(desk, setups, desk.left_s() * (1 - FIRST_SHARE) if later else 0.0)
+    later = set(desk.order.only) - {"speculation"}
+    await _rounds(desk, setups, desk.watch.left_s * (1 - FIRST_SHARE) if later else 0.0)
     best = trials.winner(desk.found())
     if later and best is not None:
-        more = _wider(desk, best)
+        more = await asyncio.to_thread(_wider, desk, best)
         fewer = variants.narrower(best.setup, best.width) if "concurrency" in desk.order.only else []
         await _rounds(desk, [best.setup, *more], 0.0, fewer)
 
@@ -266,7 +270,7 @@ async def _rounds(desk: _Desk, setups: Sequence[Setup], reserve_s: float, fewer:
             if not due:
                 continue
             if desk.notes.trials and not trials.is_affordable(
-                desk.notes.trials, desk.left_s() - reserve_s, desk.seconds
+                desk.notes.trials, desk.watch.left_s - reserve_s, desk.seconds
             ):
                 if not done:
                     desk.tell(f"{setup.name}: not tried, no time is left")
@@ -290,19 +294,19 @@ async def _trial(desk: _Desk, due: Sequence[Setup], number: int) -> None:
     first = due[0]
     bench = Bench(_with(desk.config, first), desk.folder, desk.messages, desk.watch)
     longest = max((trial.answer_s for trial in desk.notes.trials if trial.rates), default=0.0)
-    patience_s = max(LEAST_PATIENCE_S, PATIENCE * longest) if longest else desk.left_s()
-    desk.doing[0] = f"{first.name}: starting"
+    patience_s = max(LEAST_PATIENCE_S, PATIENCE * longest) if longest else desk.watch.left_s
+    desk.watch.doing = f"{first.name}: starting"
     told: list[Trial] = []
     try:
-        async with serving(bench, desk.watch):
+        async with serving(bench, first.name, desk.watch):
             for setup in sorted(due, key=lambda setup: setup.share):  # a slot more is filled at once, one less waits
                 width = max(1, round(bench.width * setup.share))
-                desk.doing[0] = f"{setup.name}: {width} at once"
+                desk.watch.doing = f"{setup.name}: {width} at once"
                 told.append(await bench.measure(setup.name, number, width, desk.seconds, patience_s))
     except StoppedError:
         raise
     except TokenmillError as error:
-        if desk.left_s() <= 0:
+        if desk.watch.left_s <= 0:
             desk.tell(f"{first.name}: the time was over before it was measured")
         elif not told:
             cause, fix = bench.why() or (str(error), error.fix)

@@ -5,7 +5,7 @@ scatter, and by chance 1 time in 10 with 3 windows each and 1 in 460 with 6. Win
 that life is like, so setups that were measured in one life each must be further apart.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import NamedTuple
 
@@ -169,10 +169,10 @@ def winner(found: Sequence[Standing]) -> Standing | None:
 
 
 def settled(found: Sequence[Standing]) -> bool:
-    """Whether another round could not change who wins: everybody left differs from the leader over two lives."""
+    """Whether another round is not needed: everybody left differs from the leader."""
     first = leader(found)
     others = [each for each in survivors(found) if first is not None and each.setup != first.setup]
-    return all(first is not None and min(first.lives, each.lives) > 1 and differ(first, each) for each in others)
+    return all(first is not None and differ(first, each) for each in others)
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
@@ -238,9 +238,9 @@ def _of_width(found: Sequence[Standing]) -> str:
 
 
 # -- time --------------------------------------------------------------------------------------------------------------
-LEAST_S, MOST_S = 3.0, 60.0
-"""Seconds that a trial measures, three windows of them: fewer than a second each tell nothing of a server whose steps
-take a tenth; more than a minute only helps where answers take minutes, and then the budget must be larger, too."""
+LEAST_S, MOST_S = 1.0, 60.0
+"""Seconds that a trial measures, three windows of them: less than a few steps of a server each tells nothing; more than
+a minute only helps where answers take minutes, and then the budget must be larger, too."""
 
 
 def measured_s(budget_s: float, setups: int) -> float:
@@ -256,7 +256,3 @@ def expected_s(trials: Sequence[Trial], seconds: float) -> float:
 def is_affordable(trials: Sequence[Trial], left_s: float, seconds: float) -> bool:
     """Whether one more trial is likely to end in time."""
     return left_s >= expected_s(trials, seconds)
-
-
-def changed(args: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    return dict(args) != dict(other)

@@ -64,7 +64,7 @@ def own(kind: str, args: Mapping[str, Any]) -> Setup:
     """The config as it is."""
     asked = speculation.algorithm(args)
     tokens = _drafted(kind, args)
-    words = f"{asked}, {tokens} draft tokens" if asked and tokens else asked or "no speculation"
+    words = _named(asked, tokens) if asked and tokens else asked or "no speculation"
     return Setup(words, "as is", dict(args), asked, as_is=True)
 
 
@@ -82,6 +82,10 @@ def speculative(kind: str, args: Mapping[str, Any], *, own_head: bool) -> list[S
             Setup(name, "speculation", more, name.partition(",")[0]) for name, more in make(plain, args, here, own_head)
         ]
     return [setup for setup in found if setup.args != here.args]
+
+
+def _named(algorithm: str, tokens: int) -> str:
+    return f"{algorithm}, {tokens} draft token{'' if tokens == 1 else 's'}"
 
 
 def _around(tokens: int | None) -> Sequence[int]:
@@ -109,10 +113,10 @@ def _sglang(plain: dict[str, Any], args: Mapping[str, Any], here: Setup, own_hea
     if (drafts or own_head) and base.get("speculative-eagle-topk", 1) == 1:  # wider trees: their sizes are a choice
         for steps in _around(_drafted("sglang", args) if drafts else None):
             sizes = {"speculative-num-steps": steps, "speculative-num-draft-tokens": steps + 1}
-            yield f"{algorithm}, {steps} draft tokens", {**base, "speculative-eagle-topk": 1, **sizes}
+            yield _named(algorithm, steps), {**base, "speculative-eagle-topk": 1, **sizes}
     for tokens in NGRAM_STEPS:
         ngram = {"speculative-algorithm": "NGRAM", "speculative-num-draft-tokens": tokens}
-        yield f"NGRAM, {tokens} draft tokens", {**plain, **ngram}
+        yield _named("NGRAM", tokens), {**plain, **ngram}
 
 
 def _vllm(plain: dict[str, Any], args: Mapping[str, Any], here: Setup, own_head: bool) -> _Made:
@@ -124,10 +128,10 @@ def _vllm(plain: dict[str, Any], args: Mapping[str, Any], here: Setup, own_head:
     if base is not None:
         word = here.speculates if here.speculates not in ("", "NGRAM") else "MTP"
         for steps in _around(_drafted("vllm", args)):
-            yield f"{word}, {steps} draft tokens", {**plain, "speculative-config": base | {_VLLM_TOKENS: steps}}
+            yield _named(word, steps), {**plain, "speculative-config": base | {_VLLM_TOKENS: steps}}
     for tokens in NGRAM_STEPS:
         ngram = {"method": "ngram", _VLLM_TOKENS: tokens, "prompt_lookup_max": NGRAM_MATCH}
-        yield f"NGRAM, {tokens} draft tokens", {**plain, "speculative-config": ngram}
+        yield _named("NGRAM", tokens), {**plain, "speculative-config": ngram}
 
 
 _VLLM_TOKENS = "num_speculative_tokens"
@@ -140,10 +144,10 @@ def _llamacpp(plain: dict[str, Any], args: Mapping[str, Any], here: Setup, own_h
         kind = kind if kind.startswith("draft") else "draft-simple" if drafter else "draft-mtp"
         base = {**plain, **({"spec-draft-model": drafter} if drafter else {}), "spec-type": kind}
         for steps in _around(_drafted("llamacpp", args) if here.speculates.startswith("draft") else None):
-            yield f"{kind}, {steps} draft tokens", {**base, "spec-draft-n-max": steps}
+            yield _named(kind, steps), {**base, "spec-draft-n-max": steps}
     for tokens in NGRAM_STEPS:
         sizes = {"spec-ngram-simple-size-n": NGRAM_MATCH, "spec-ngram-simple-size-m": tokens}
-        yield f"ngram-simple, {tokens} draft tokens", {**plain, "spec-type": "ngram-simple", **sizes}
+        yield _named("ngram-simple", tokens), {**plain, "spec-type": "ngram-simple", **sizes}
 
 
 def wider(kind: str, best: Setup, levers: Sequence[Mapping[str, Any]]) -> list[Setup]:

@@ -19,6 +19,7 @@ from tokenmill.events import Event
 from tokenmill.folder import RunFolder
 from tokenmill.leftovers import survivors
 from tokenmill.node import LocalNode
+from tokenmill.plain import start_of
 
 WARM_SHARE = 1 / 6
 """Of a measurement's time, that passes before it: prompts are read all at once at the beginning."""
@@ -28,20 +29,26 @@ FAILED_SHARE = 0.5
 
 
 class Watch:
-    """Whether anybody wants it to end, and until when it may go on; `tick` is called several times a second."""
+    """Whether anybody wants it to end, until when it may go on (`deadline`, monotonic), and what it is doing; `tick`
+    hears of that once a second at least."""
 
-    def __init__(self, deadline: float, tick: Callable[[], None]) -> None:
-        self.deadline = deadline
-        self.tick = tick
+    def __init__(self, tick: Callable[[str], None]) -> None:
+        self.deadline = float("inf")
+        self.doing = ""
         self.stopping = False
         self.bench: Bench | None = None
+        self._tick = tick
+
+    @property
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
 
     def look(self) -> None:
         """Raises StoppedError; NoServerError where the time is over."""
-        self.tick()
+        self._tick(self.doing)
         if self.stopping:
             raise StoppedError("told to stop")
-        if time.monotonic() > self.deadline:
+        if self.left_s < 0:
             raise NoServerError("the time was over before it was measured", fix="--minutes: more")
 
 
@@ -64,12 +71,14 @@ class Bench:
         self._next = 0
         self._running: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
+    async def start(self, name: str) -> None:
         """Returns when the server is ready. Raises what its node raises where it cannot be started."""
         began = time.monotonic()
         self._running = asyncio.create_task(self.node.run())
         while not await self.node.credits():
             await self._turn()
+            for server in (await self.node.status()).servers:
+                self._watch.doing = f"{name}: {server.state} {start_of(server)}".rstrip()
         self.width = (await self.node.status()).capacity
         self.start_s = time.monotonic() - began
 
@@ -169,11 +178,11 @@ class Bench:
 
 
 @asynccontextmanager
-async def serving(bench: Bench, watch: Watch) -> AsyncIterator[Bench]:
+async def serving(bench: Bench, name: str, watch: Watch) -> AsyncIterator[Bench]:
     """A server that is ready, for the scope; it has ended, with all its processes, at the end of it."""
     watch.bench = bench
     try:
-        await bench.start()
+        await bench.start(name)
         yield bench
     finally:
         await bench.stop()

@@ -27,12 +27,14 @@ class Answer(msgspec.Struct, frozen=True):
     folder: str
 
 
-def plan(setups: Sequence[Setup], minutes: float, seconds: float, prompts: int) -> Iterator[str]:
+def plan(setups: Sequence[Setup], minutes: float, seconds: float, prompts: int, only: Sequence[str]) -> Iterator[str]:
     """What it will do, before it does."""
     yield f"tune: up to {duration(minutes * 60)}, one server at a time, on {prompts} of this run's prompts"
     yield f"      each is started anew, warmed up and measured for {seconds:.0f} s; the best ones again, in turn"
     for number, setup in enumerate(setups, 1):
         yield f"  {number}. {setup.name}{' (the config as it is)' if setup.as_is else ''}"
+    if later := [name for name in only if name != "speculation"]:
+        yield f"  then, with the fastest of these: {' and '.join(later)}"
 
 
 def table(found: Sequence[Standing], best: Standing | None) -> Table:
@@ -71,7 +73,7 @@ def lines(config: Config, best: Standing | None) -> str:
     if best is None or best.setup.as_is:
         return ""
     found: dict[str, Any] = {}
-    if trials.changed(best.setup.args, config.engine.args):
+    if best.setup.args != config.engine.args:
         found["engine"] = {"args": mask_args(best.setup.args)}
     if (concurrency := concurrency_of(config, best)) is not None:
         found["generation"] = {"concurrency": concurrency}
