@@ -36,7 +36,7 @@ from tokenmill.stage import stage
 from tokenmill.steps import Meter, Tell
 from tokenmill.trying import notes as noting
 from tokenmill.trying import page
-from tokenmill.trying.bench import Bench, Watch, serving
+from tokenmill.trying.bench import Bench, Plan, Watch, serving
 from tokenmill.trying.notes import Notes
 
 DONE, INTERRUPTED = 0, 130
@@ -51,7 +51,10 @@ PATIENCE = 8.0
 """Times the longest answer so far, that answers are waited for: speculation was seen six times slower than none."""
 
 LEAST_PATIENCE_S = 10.0
-"""Of the first setup, nothing is known."""
+"""Where answers take no time, a server may still hold its breath."""
+
+HOPELESS = 0.5
+"""Of the leader's slowest window: what is slower than that is told, and not measured any longer than the least."""
 
 UNASKED = ("output", "room", "notify", "prompts", "capacity")
 """Checks of doctor that are a run's: tune stores nothing."""
@@ -269,9 +272,7 @@ async def _rounds(desk: _Desk, setups: Sequence[Setup], reserve_s: float, fewer:
             due = [each for each in (setup, *beside) if not _is_known(desk, each, number)]
             if not due:
                 continue
-            if desk.notes.trials and not trials.is_affordable(
-                desk.notes.trials, desk.watch.left_s - reserve_s, desk.seconds
-            ):
+            if not trials.is_affordable(setup.name, desk.notes.trials, desk.watch.left_s - reserve_s):
                 if not done:
                     desk.tell(f"{setup.name}: not tried, no time is left")
                 continue
@@ -294,7 +295,12 @@ async def _trial(desk: _Desk, due: Sequence[Setup], number: int) -> None:
     first = due[0]
     bench = Bench(_with(desk.config, first), desk.folder, desk.messages, desk.watch)
     longest = max((trial.answer_s for trial in desk.notes.trials if trial.rates), default=0.0)
-    patience_s = max(LEAST_PATIENCE_S, PATIENCE * longest) if longest else desk.watch.left_s
+    best = trials.leader(desk.found())
+    plan = Plan(
+        desk.seconds,
+        max(LEAST_PATIENCE_S, PATIENCE * longest) if longest else desk.watch.left_s,
+        HOPELESS * best.low if best is not None else 0.0,
+    )
     desk.watch.doing = f"{first.name}: starting"
     told: list[Trial] = []
     try:
@@ -302,7 +308,7 @@ async def _trial(desk: _Desk, due: Sequence[Setup], number: int) -> None:
             for setup in sorted(due, key=lambda setup: setup.share):  # a slot more is filled at once, one less waits
                 width = max(1, round(bench.width * setup.share))
                 desk.watch.doing = f"{setup.name}: {width} at once"
-                told.append(await bench.measure(setup.name, number, width, desk.seconds, patience_s))
+                told.append(await bench.measure(setup.name, number, width, plan))
     except StoppedError:
         raise
     except TokenmillError as error:

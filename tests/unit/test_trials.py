@@ -25,6 +25,12 @@ def test_tokens_count_where_they_were_made_not_where_an_answer_ended() -> None:
     assert trials.windows([long], 5.0, 5.0) == ()
 
 
+def test_a_rate_is_told_before_all_answers_came() -> None:
+    assert trials.rate_by_slot([Answer(0, 10, 100), Answer(0, 20, 200)], 4) == 40.0
+    assert trials.mean_s([Answer(0, 10, 100), Answer(0, 20, 200)]) == 15.0
+    assert (trials.rate_by_slot([], 4), trials.mean_s([])) == (0.0, 0.0)
+
+
 def test_an_accept_length_is_of_all_steps() -> None:
     """Answers in which nothing was drafted took a step for each token."""
     assert trials.accept_length([Answer(0, 1, 60, 3.0), Answer(0, 1, 60)]) == pytest.approx(120 / 80)
@@ -40,7 +46,7 @@ def test_an_accept_length_is_of_all_steps() -> None:
         (
             (103, 104, 105),
             "speculation makes no difference beyond the spread here: 1.04 × none",
-        ),  # apart, one life each
+        ),  # of one life
     ],
 )
 def test_whether_speculation_pays_is_said_plainly(rates: tuple[float, ...], says: str) -> None:
@@ -93,9 +99,11 @@ def test_the_time_is_shared_out() -> None:
     assert trials.measured_s(900, 14) == pytest.approx(21.4, abs=0.1)
     assert trials.measured_s(10, 100) == trials.LEAST_S
     assert trials.measured_s(36000, 2) == trials.MOST_S
-    told = [Trial("a", 1, seconds=30.0), Trial("b", 1, seconds=50.0)]
-    assert trials.is_affordable(told, 60.0, 10.0)
-    assert not trials.is_affordable(told, 40.0, 10.0)
+    told = [Trial(name, 1, (1.0,), seconds=seconds) for name, seconds in (("a", 30.0), ("b", 50.0), ("c", 40.0))]
+    assert trials.is_affordable("a", told, 30.0)  # as long as before
+    assert trials.is_affordable("d", told, 52.0)  # 1.3 times the usual
+    assert not trials.is_affordable("d", told, 51.0)
+    assert trials.is_affordable("d", [], 1.0)
 
 
 def test_noise_alone_seldom_moves_anybody_from_their_config() -> None:

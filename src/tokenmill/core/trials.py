@@ -102,6 +102,17 @@ def windows(answers: Sequence[Answer], begin: float, end: float, count: int = WI
     return tuple(rates)
 
 
+def mean_s(answers: Sequence[Answer]) -> float:
+    """The mean time that an answer takes."""
+    return fmean(each.came - each.asked for each in answers) if answers else 0.0
+
+
+def rate_by_slot(answers: Sequence[Answer], width: int) -> float:
+    """Tokens a second, if all slots are as fast as those of these answers: an estimate while others are underway."""
+    seconds = sum(each.came - each.asked for each in answers)
+    return width * sum(each.tokens for each in answers) / seconds if seconds else 0.0
+
+
 def accept_length(answers: Sequence[Answer]) -> float | None:
     """Tokens a step over all answers; one that drafted nothing took a step for each. None where no answer tells."""
     if all(each.accept is None for each in answers):
@@ -243,16 +254,17 @@ LEAST_S, MOST_S = 1.0, 60.0
 a minute only helps where answers take minutes, and then the budget must be larger, too."""
 
 
+MARGIN = 1.3
+"""Of the usual trial's time: one that is slower takes longer, and a trial that is cut off tells nothing."""
+
+
 def measured_s(budget_s: float, setups: int) -> float:
     """How long each trial measures: a third of its share of the time, for it also starts, warms up, and ends."""
     return max(LEAST_S, min(MOST_S, budget_s / (3 * max(1, setups))))
 
 
-def expected_s(trials: Sequence[Trial], seconds: float) -> float:
-    """How long one more trial is likely to take, by the longest so far."""
-    return max((trial.seconds for trial in trials), default=seconds)
-
-
-def is_affordable(trials: Sequence[Trial], left_s: float, seconds: float) -> bool:
-    """Whether one more trial is likely to end in time."""
-    return left_s >= expected_s(trials, seconds)
+def is_affordable(setup: str, trials: Sequence[Trial], left_s: float) -> bool:
+    """Whether one more trial of a setup is likely to end in time: by its own earlier ones, else by the usual one."""
+    own = [trial.seconds for trial in trials if trial.setup == setup and trial.rates]
+    others = sorted(trial.seconds for trial in trials if trial.rates)
+    return left_s >= (max(own) if own else MARGIN * others[len(others) // 2] if others else 0.0)

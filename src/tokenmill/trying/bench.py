@@ -8,12 +8,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import msgspec
 
 from tokenmill.config import Config
 from tokenmill.core.records import Prompt, Record
-from tokenmill.core.trials import Answer, Trial, accept_length, windows
+from tokenmill.core.trials import WINDOWS, Answer, Trial, accept_length, mean_s, rate_by_slot, windows
 from tokenmill.errors import NoServerError, StoppedError, TokenmillError
 from tokenmill.events import Event
 from tokenmill.folder import RunFolder
@@ -52,6 +53,16 @@ class Watch:
             raise NoServerError("the time was over before it was measured", fix="--minutes: more")
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Of a trial: it measures for `seconds` at least, and waits for the last answers for `patience_s` at most; below
+    `hopeless` tokens a second its spread is of no interest."""
+
+    seconds: float
+    patience_s: float
+    hopeless: float = 0.0
+
+
 class Bench:
     """A server that is ready takes `width` requests at once at most."""
 
@@ -82,42 +93,49 @@ class Bench:
         self.width = (await self.node.status()).capacity
         self.start_s = time.monotonic() - began
 
-    async def measure(self, name: str, number: int, width: int, seconds: float, patience_s: float) -> Trial:
-        """One trial of the server: a warm-up, then `seconds` in which every request's tokens count for as much of it
-        as lies within. Answers that were asked for by then are waited for, for `patience_s` at most, with all slots
-        still full; where one of them does not come, only what was before it counts."""
+    async def measure(self, name: str, number: int, width: int, plan: Plan) -> Trial:
+        """One trial of the server: a warm-up, then a stretch in which every request's tokens count for as much of it as
+        lies within, long enough that a window holds a whole answer of each slot. Answers that were asked for by its end
+        are waited for with all slots still full; where one of them does not come, only what was before it counts."""
         self._aim = width
         earlier = set(self._asked)
         while earlier & self._asked.keys():
             await self._turn()
         begun, failed, came = time.monotonic(), len(self._failed), len(self._answers)
-        begin = begun + seconds * WARM_SHARE
-        end = begin + seconds
-        while time.monotonic() < end:
-            await self._turn()
-        while self._outstanding(end) and time.monotonic() < end + patience_s:
-            await self._turn()
-        if left := self._outstanding(end):
-            end = min(left)
-        answers, bad = self._answers, self._failed[failed:]
-        longest = max((each.came - each.asked for each in answers), default=0.0)
+        begin = begun + plan.seconds * WARM_SHARE
+        end = await self._stretch(begin, came, plan)
+        bad, fresh = self._failed[failed:], self._answers[came:]
+        longest = max((each.came - each.asked for each in fresh), default=0.0)
         trial = Trial(name, number, width=width, start_s=round(self.start_s, 1), answer_s=round(longest, 2))
-        whole = [each for each in answers[came:] if each.came <= end]
-        if len(bad) > FAILED_SHARE * (len(bad) + len(answers) - came):
+        if len(bad) > FAILED_SHARE * (len(bad) + len(fresh)):
             return msgspec.structs.replace(trial, failure=f"{len(bad)} answers failed: {bad[0]}")
-        if end - begin < seconds / 2:
-            words = (
-                f"its answers take too long to be measured: {len(whole)} came within {end + patience_s - begun:.0f} s"
-            )
+        if end - begin < plan.seconds / 2:
+            words = f"its answers take too long to be measured: {len(fresh)} came in {time.monotonic() - begun:.0f} s"
             return msgspec.structs.replace(trial, failure=words, fix="--minutes: more, or --set generation.max_tokens")
         status = (await self.node.status()).servers[0]
         return msgspec.structs.replace(
             trial,
-            rates=tuple(round(rate, 2) for rate in windows(answers, begin, end)),
-            accept=accept_length(answers[came:]) or status.accept_length,
-            answers=len(answers) - came,
-            tokens=sum(each.tokens for each in answers[came:]),
+            rates=tuple(round(rate, 2) for rate in windows(self._answers, begin, end)),
+            accept=accept_length(fresh) or status.accept_length,
+            answers=len(fresh),
+            tokens=sum(each.tokens for each in fresh),
         )
+
+    async def _stretch(self, begin: float, came: int, plan: Plan) -> float:
+        """Where it ends, once the answers that count are there; the new ones are those behind the first `came`."""
+        end = begin + plan.seconds
+        while True:
+            while time.monotonic() < end:
+                await self._turn()
+            while self._outstanding(end) and time.monotonic() < end + plan.patience_s:
+                await self._turn()
+            if left := self._outstanding(end):
+                return min(left)
+            fresh = self._answers[came:]
+            longer = min(begin + WINDOWS * mean_s(fresh), self._watch.deadline - 2 * mean_s(fresh))
+            if longer <= end or rate_by_slot(fresh, self._aim) < plan.hopeless:
+                return end
+            end = longer
 
     def _outstanding(self, before: float) -> list[float]:
         return [asked for asked in self._asked.values() if asked < before]

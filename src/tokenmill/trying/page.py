@@ -30,7 +30,7 @@ class Answer(msgspec.Struct, frozen=True):
 def plan(setups: Sequence[Setup], minutes: float, seconds: float, prompts: int, only: Sequence[str]) -> Iterator[str]:
     """What it will do, before it does."""
     yield f"tune: up to {duration(minutes * 60)}, one server at a time, on {prompts} of this run's prompts"
-    yield f"      each is started anew, warmed up and measured for {seconds:.0f} s; the best ones again, in turn"
+    yield f"      each is started anew, warmed up, measured for {seconds:.0f} s at least; the best ones again, in turn"
     for number, setup in enumerate(setups, 1):
         yield f"  {number}. {setup.name}{' (the config as it is)' if setup.as_is else ''}"
     if later := [name for name in only if name != "speculation"]:
