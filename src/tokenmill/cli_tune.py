@@ -7,11 +7,11 @@ import typer
 
 from tokenmill.cli_parts import AsJson, ConfigFile, Set, load, loop, print_json, say
 
-ASPECTS = ("speculation", "concurrency", "memory")
-
 
 def _aspects(incomplete: str) -> list[str]:
     """For the shell's completion of words between commas."""
+    from tokenmill.core.variants import ASPECTS
+
     given, comma, begun = incomplete.rpartition(",")
     return [f"{given}{comma}{word}" for word in ASPECTS if word.startswith(begun) and word not in given.split(",")]
 
@@ -25,7 +25,7 @@ def tune(
     ] = None,
     only: Annotated[
         str, typer.Option(metavar="WHAT,…", help="Of speculation, concurrency, memory.", autocompletion=_aspects)
-    ] = ",".join(ASPECTS),
+    ] = "speculation,concurrency,memory",
     prompts: Annotated[int, typer.Option(min=1, help="So many of the run's prompts, evenly spread.")] = 256,
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the config with the winner in it, as a new file.")
@@ -37,7 +37,10 @@ def tune(
     One server at a time; nothing is stored in the run. Interrupted, the same command goes on. What fails to start is
     told with its cause.
     """
+    import sys
+
     from tokenmill.core import trials
+    from tokenmill.core.variants import ASPECTS
     from tokenmill.errors import UsageError
     from tokenmill.steps import shown
     from tokenmill.streams import console
@@ -54,8 +57,6 @@ def tune(
     if as_json:
         print_json(found)
         return
-    import sys
-
     best = trials.winner(found.tried)
     console(sys.stdout).print(table(found.tried, best))
     for line in ("", *found.verdict):

@@ -134,6 +134,8 @@ async def tune(order: Order, tell: Tell) -> page.Answer:
 
 def _say_plan(desk: _Desk, setups: Sequence[Setup]) -> None:
     order, known = desk.order, desk.notes
+    if RunFolder(desk.config.folder).owner() is not None:
+        desk.tell(f"{desk.config.folder} is going on: what its servers use is not there for what is measured")
     for line in page.plan(setups, order.minutes, desk.seconds, len(desk.messages), order.only):
         desk.tell(line)
     if known.trials:
@@ -171,7 +173,8 @@ def _ended(desk: _Desk) -> page.Answer:
             desk.order.write.write_text(page.whole(desk.order.config, best), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{desk.order.write} cannot be written: {error.strerror}") from error
-    return page.Answer(best.setup.name, verdict, lines, tuple(found), desk.notes.seconds, str(desk.folder.path))
+    shown = tuple(replace(each, setup=noting.without_secrets(each.setup)) for each in found)
+    return page.Answer(best.setup.name, verdict, lines, shown, desk.notes.seconds, str(desk.folder.path))
 
 
 # -- what is tried -----------------------------------------------------------------------------------------------------
@@ -272,6 +275,8 @@ async def _rounds(desk: _Desk, setups: Sequence[Setup], reserve_s: float, fewer:
             due = [each for each in (setup, *beside) if not _is_known(desk, each, number)]
             if not due:
                 continue
+            if beside and setup not in due:
+                due.insert(0, setup)  # once more, in the same life as those that are held against it
             if not trials.is_affordable(setup.name, desk.notes.trials, desk.watch.left_s - reserve_s):
                 if not done:
                     desk.tell(f"{setup.name}: not tried, no time is left")

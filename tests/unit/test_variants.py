@@ -80,6 +80,7 @@ def test_llamacpp_drafts_with_the_models_drafter_and_without() -> None:
 def test_an_engine_that_nobody_knows_is_tried_as_it_is() -> None:
     assert variants.speculative("another", {"speed": 3}, own_head=False) == []
     assert variants.without_speculation("another", {"speed": 3}) == {"speed": 3}
+    assert variants.own("another", {"speed": 3}).name == "the config as it is"
 
 
 def test_more_at_once_and_fewer() -> None:

@@ -62,6 +62,8 @@ def _dialect(kind: str) -> str:
 
 def own(kind: str, args: Mapping[str, Any]) -> Setup:
     """The config as it is."""
+    if _dialect(kind) not in _OF_SPECULATION:
+        return Setup("the config as it is", "as is", dict(args), as_is=True)
     asked = speculation.algorithm(args)
     tokens = _drafted(kind, args)
     words = _named(asked, tokens) if asked and tokens else asked or "no speculation"

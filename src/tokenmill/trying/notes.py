@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from tokenmill.config import Config, shown
 from tokenmill.core.trials import Trial
 from tokenmill.core.variants import Setup
 from tokenmill.folder import RunFolder, write_aside
+from tokenmill.masking import mask_args
 
 
 class Notes(msgspec.Struct, frozen=True):
@@ -48,9 +50,17 @@ def read(folder: RunFolder, wanted: str) -> Notes:
         found = msgspec.json.decode(_file(folder).read_bytes(), type=Notes)
     except (OSError, msgspec.DecodeError):
         return Notes(wanted)
-    return found if found.asked == wanted and not found.verdict else Notes(wanted)
+    if found.asked != wanted or found.verdict:
+        return Notes(wanted)
+    return replace(found, setups=())  # they are made anew of the config, with what is secret in it
 
 
 def write(folder: RunFolder, notes: Notes) -> None:
-    """Raises OSError."""
-    write_aside(_file(folder), msgspec.json.format(msgspec.json.encode(notes), indent=1))
+    """Raises OSError. Secrets are masked."""
+    masked = replace(notes, setups=tuple(map(without_secrets, notes.setups)))
+    write_aside(_file(folder), msgspec.json.format(msgspec.json.encode(masked), indent=1))
+
+
+def without_secrets(setup: Setup) -> Setup:
+    """A setup that may be kept and shown."""
+    return replace(setup, args=mask_args(setup.args))
