@@ -158,8 +158,7 @@ def _ended(desk: _Desk) -> page.Answer:
     best = trials.winner(found)
     if best is None:
         told = next((each for each in found if each.failure), None)
-        desk.notes = Notes(desk.notes.asked)  # the next start tries all of it again
-        desk.keep()
+        noting.write(desk.folder, Notes(desk.notes.asked))  # the next start tries all of it again
         raise NoServerError(
             f"no setup could be measured: {told.failure if told else 'the time was over'}",
             fix=told.fix if told and told.fix else "--minutes: more",

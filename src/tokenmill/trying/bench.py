@@ -25,6 +25,9 @@ from tokenmill.plain import start_of
 WARM_SHARE = 1 / 6
 """Of a measurement's time, that passes before it: prompts are read all at once at the beginning."""
 
+STRETCH = 3
+"""Times as long as planned, that it measures at most where answers take long: more would be the others' time."""
+
 FAILED_SHARE = 0.5
 """More failed answers than this, and the rate is of something else."""
 
@@ -132,7 +135,8 @@ class Bench:
             if left := self._outstanding(end):
                 return min(left)
             fresh = self._answers[came:]
-            longer = min(begin + WINDOWS * mean_s(fresh), self._watch.deadline - 2 * mean_s(fresh))
+            longer = begin + min(WINDOWS * mean_s(fresh), STRETCH * plan.seconds)
+            longer = min(longer, self._watch.deadline - 2 * mean_s(fresh))
             if longer <= end or rate_by_slot(fresh, self._aim) < plan.hopeless:
                 return end
             end = longer
