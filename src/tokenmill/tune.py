@@ -33,7 +33,7 @@ from tokenmill.plain import duration
 from tokenmill.planning import forecast as foretelling
 from tokenmill.planning import lengths
 from tokenmill.stage import stage
-from tokenmill.steps import Meter, Tell
+from tokenmill.steps import Tell
 from tokenmill.trying import notes as noting
 from tokenmill.trying import page
 from tokenmill.trying.bench import Bench, Plan, Watch, serving
@@ -113,8 +113,8 @@ async def tune(order: Order, tell: Tell) -> page.Answer:
     engine: Engine = plugins.load("engines", config.engine.kind)()
     messages = await asyncio.to_thread(_messages, config, order.prompts)
     budget_s = order.minutes * 60
-    with folder.own("tune"), Meter(tell, "tune", total=round(budget_s), unit="s") as meter:
-        watch = Watch(lambda doing: meter.at(round(budget_s - max(watch.left_s, 0.0)), doing))
+    with folder.own("tune"), page.spending(tell, budget_s) as spent:
+        watch = Watch(lambda doing: spent(budget_s - watch.left_s, doing))
         with _signals(watch, tell):
             log = EventLog(folder.events)
             await preflight(config, folder, survivors(folder), log, UNASKED)

@@ -36,10 +36,10 @@ def test_sglangs_steps_and_draft_tokens_go_together() -> None:
     found = tried("sglang", EAGLE)
     assert list(found)[1:] == [
         "EAGLE, 2 draft tokens",
-        "EAGLE, 1 draft token",
-        "EAGLE, 5 draft tokens",
         "NGRAM, 4 draft tokens",
+        "EAGLE, 1 draft token",
         "NGRAM, 12 draft tokens",
+        "EAGLE, 5 draft tokens",
     ]
     assert found["EAGLE, 5 draft tokens"] == EAGLE | {"speculative-num-steps": 5, "speculative-num-draft-tokens": 6}
     ngram = found["NGRAM, 4 draft tokens"]

@@ -5,6 +5,7 @@ The engine's own flags decide: "off" is what the config asks for without any of 
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -71,7 +72,7 @@ def own(kind: str, args: Mapping[str, Any]) -> Setup:
 
 
 def speculative(kind: str, args: Mapping[str, Any], *, own_head: bool) -> list[Setup]:
-    """Without speculation, with other numbers of draft tokens, with n-gram speculation; most telling first.
+    """Without speculation, with other numbers of draft tokens, with n-gram speculation; the most telling first.
 
     `own_head`: the model's files hold a draft head, so that it needs no other.
     """
@@ -80,9 +81,12 @@ def speculative(kind: str, args: Mapping[str, Any], *, own_head: bool) -> list[S
     found = [Setup("no speculation", "speculation", plain)] if here.speculates else []
     make = {"sglang": _sglang, "vllm": _vllm, "llamacpp": _llamacpp}.get(_dialect(kind))
     if make is not None:
-        found += [
+        made = [
             Setup(name, "speculation", more, name.partition(",")[0]) for name, more in make(plain, args, here, own_head)
         ]
+        ngrams = [setup for setup in made if setup.speculates.lower().startswith("ngram")]
+        drafts = [setup for setup in made if setup not in ngrams]
+        found += [setup for pair in zip_longest(drafts, ngrams) for setup in pair if setup is not None]
     return [setup for setup in found if setup.args != here.args]
 
 

@@ -1,6 +1,8 @@
 """What `tune` shows: the plan of it, a table of what was tried, the winner as lines for the config."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -9,10 +11,12 @@ from rich.table import Table
 
 from tokenmill.config import Config
 from tokenmill.core import trials
+from tokenmill.core.status import Step
 from tokenmill.core.trials import Standing
 from tokenmill.core.variants import Setup
 from tokenmill.masking import mask_args
 from tokenmill.plain import duration
+from tokenmill.steps import EVERY_S, Tell, Told, step_words
 from tokenmill.untrusted import harmless
 
 
@@ -25,6 +29,27 @@ class Answer(msgspec.Struct, frozen=True):
     tried: tuple[Standing, ...]
     seconds: float
     folder: str
+
+
+@contextmanager
+def spending(tell: Tell, budget_s: float) -> Iterator[Callable[[float, str], None]]:
+    """For the scope, how much of the time is spent, and on what: a bar on a terminal, elsewhere a line now and then."""
+    due = 0.0
+
+    def at(spent_s: float, doing: str) -> None:
+        nonlocal due
+        step = Step("tune", round(spent_s), round(budget_s), "s", None, doing)
+        if isinstance(tell, Told):
+            tell.show(step)
+        elif time.monotonic() >= due:
+            due = time.monotonic() + EVERY_S
+            tell(step_words(step))
+
+    try:
+        yield at
+    finally:
+        if isinstance(tell, Told):
+            tell.show(None)
 
 
 def plan(setups: Sequence[Setup], minutes: float, seconds: float, prompts: int, only: Sequence[str]) -> Iterator[str]:
