@@ -33,10 +33,11 @@ def test_what_is_slower_is_said_and_left_out_of_the_new_config(case: Case, token
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_an_interrupted_one_goes_on_and_leaves_no_server(case: Case) -> None:
     config = case.write(engine={"kind": "fake", "args": CURVE | NGRAM | {"log": "x"}})
     file = case.run_path.with_name("case-tune") / "tune.json"
-    first = case.command("tune", str(config), "--minutes", "1")
+    first = case.command("tune", str(config), "--minutes", "0.5")
     deadline = time.monotonic() + 40
     while not (file.exists() and json.loads(file.read_bytes())["trials"]):
         assert time.monotonic() < deadline, case.output()
@@ -45,7 +46,7 @@ def test_an_interrupted_one_goes_on_and_leaves_no_server(case: Case) -> None:
     assert case.wait(first) == 130
     assert case.ended()
     before = json.loads(file.read_bytes())["trials"]
-    second = case.command("tune", str(config), "--minutes", "1", "--json")
+    second = case.command("tune", str(config), "--minutes", "0.5", "--json")
     assert case.wait(second, 90) == 0
     assert "goes on where it was" in case.output()
     assert json.loads(file.read_bytes())["trials"][: len(before)] == before
@@ -53,6 +54,7 @@ def test_an_interrupted_one_goes_on_and_leaves_no_server(case: Case) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_killed_ones_server_is_ended_by_the_next(case: Case) -> None:
     config = case.write(engine={"kind": "fake", "args": CURVE | NGRAM | {"latency-ms": 500}})
     killed = case.command("tune", str(config), "--minutes", "5")
@@ -68,6 +70,7 @@ def test_a_killed_ones_server_is_ended_by_the_next(case: Case) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_real_servers_speculate_and_tell_how_long_they_accept(llama: Case) -> None:
     write_short_prompts(llama.folder / llama.prompts, 20)
     model = llama.settings["model"]["path"]

@@ -84,6 +84,15 @@ def test_the_hopeless_are_not_measured_again_and_the_config_is() -> None:
     assert trials.survivors([Standing(EAGLE, failure="no")]) == []
 
 
+def test_it_ends_early_only_where_another_start_could_change_nothing() -> None:
+    none = standing(NONE, 99, 100, 101, lives=1)
+    assert trials.settled([standing(EAGLE, 15, 16, 17, lives=1), none])  # six times slower: plain
+    assert not trials.settled([standing(EAGLE, 69, 70, 71, lives=1), none])  # apart, in one life each
+    assert trials.settled([standing(EAGLE, 69, 70, 71), standing(NONE, 99, 100, 101)])
+    assert not trials.settled([standing(EAGLE, 90, 98, 100), standing(NONE, 99, 100, 101)])
+    assert trials.settled([none])
+
+
 def test_trials_of_a_setup_come_together() -> None:
     told = [
         Trial(EAGLE.name, 1, (10.0, 11.0, 12.0), accept=2.0, width=4),

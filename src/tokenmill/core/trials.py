@@ -20,8 +20,11 @@ MATTERS = 0.03
 """A gain that is worth another config: less comes and goes with the prompts."""
 
 ONE_LIFE = 0.25
-"""How far apart setups of one life each must be: two lives of one llama.cpp server differed by up to 18 % on a busy
-machine (docs/tune.md)."""
+"""How far apart setups of one life each must be, at least."""
+
+PLAIN = 2.0
+"""So many times as fast needs no second look: two lives of one llama.cpp server differed 1.6 times on a machine with
+fifteen times the load that its cores bear (docs/tune.md)."""
 
 HOPELESS = 0.8
 """A setup whose fastest window is below this share of the leader's slowest is not measured again."""
@@ -183,7 +186,12 @@ def settled(found: Sequence[Standing]) -> bool:
     """Whether another round is not needed: everybody left differs from the leader."""
     first = leader(found)
     others = [each for each in survivors(found) if first is not None and each.setup != first.setup]
-    return all(first is not None and differ(first, each) for each in others)
+    return all(
+        first is not None
+        and differ(first, each)
+        and (min(first.lives, each.lives) > 1 or first.rate >= PLAIN * each.rate)
+        for each in others
+    )
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------
