@@ -64,6 +64,17 @@ def test_the_config_stays_where_nothing_is_faster_beyond_the_spread() -> None:
     assert trials.verdict([found[0], faster])[0] == "no speculation is faster: 1.25 × the config as it is"
 
 
+def test_of_those_that_cannot_be_told_apart_the_plainest_wins() -> None:
+    here, none, ngram = standing(EAGLE, 20, 22, 24), standing(NONE, 58, 60, 70), standing(NGRAM, 60, 63, 71)
+    assert trials.winner([here, none, ngram]) == none
+    assert trials.winner([here, ngram]) == ngram
+    assert trials.winner([Standing(EAGLE, failure="no"), none, ngram]) == none
+    more = standing(Setup("NGRAM, 4 draft tokens; slots 8", "concurrency", {}, "NGRAM"), 62, 64, 75)
+    assert trials.winner([here, ngram, more]) == ngram
+    said = "speculation makes no difference beyond the spread here: 1.03 × none, the best of 2: NGRAM, 4 draft tokens; "
+    assert said + "as the config has it (EAGLE, 3 draft tokens) 0.35 ×" in trials.verdict([here, none, ngram])
+
+
 def test_a_config_that_does_not_come_up_is_told_with_its_cause() -> None:
     found = [Standing(EAGLE, failure="out of memory"), standing(NONE, 50, 51, 52)]
     assert trials.winner(found) == found[1]

@@ -174,12 +174,20 @@ def survivors(found: Sequence[Standing]) -> list[Standing]:
 
 
 def winner(found: Sequence[Standing]) -> Standing | None:
-    """What to run with: the config as it is, unless something differs from it and is faster. None: nothing ran."""
+    """What to run with: the config as it is, unless something differs from it and is faster; of those that cannot be
+    told from the fastest, the plainest. None: nothing ran."""
     here = next((each for each in found if each.setup.as_is and each.rates), None)
     first = leader(found)
-    if here is None or first is None:
-        return first
-    return first if first is not here and differ(first, here) else here
+    if first is None or (here is not None and (first is here or not differ(first, here))):
+        return here
+    tied = [each for each in found if each.rates and not differ(first, each)]
+    better = [each for each in tied if here is None or differ(each, here)]
+    return min(better, key=lambda each: (_changes(each.setup), -each.rate))
+
+
+def _changes(setup: Setup) -> int:
+    """What a setup has that one may do without: speculation, and another number at once or share of memory."""
+    return bool(setup.speculates) + (setup.aspect in ("concurrency", "memory"))
 
 
 def settled(found: Sequence[Standing]) -> bool:
@@ -235,6 +243,9 @@ def _of_speculation(found: Sequence[Standing]) -> str:
     name = f"{times(best, plain)} × none" + (
         f", the best of {len(with_it)}: {best.setup.name}" if len(with_it) > 1 else ""
     )
+    own = next((each for each in with_it if each.setup.as_is and each.rates and each is not best), None)
+    if own is not None and differ(own, plain):
+        name += f"; as the config has it ({own.setup.name}) {times(own, plain)} ×"
     if not differ(best, plain):
         return f"speculation makes no difference beyond the spread here: {name}"
     return f"speculation {'pays' if best.rate > plain.rate else 'is slower'} here: {name}"
