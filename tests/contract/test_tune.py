@@ -75,9 +75,13 @@ def test_real_servers_speculate_and_tell_how_long_they_accept(llama: Case) -> No
     write_short_prompts(llama.folder / llama.prompts, 20)
     model = llama.settings["model"]["path"]
     args = llama.settings["engine"]["args"] | {"spec-type": "draft-simple", "spec-draft-model": model}
-    llama.write(engine={"kind": "llamacpp", "args": args}, generation={"max_tokens": 24, "thinking": False})
-    words = ("tune", str(llama.config), "--minutes", "2", "--only", "speculation", "--json")
-    assert llama.wait(llama.command(*words), 240) == 0, llama.output()
+    llama.write(
+        engine={"kind": "llamacpp", "args": args},
+        generation={"max_tokens": 24, "thinking": False},
+        fleet={"start_timeout": "3m"},
+    )
+    words = ("tune", str(llama.config), "--minutes", "3", "--only", "speculation", "--json")
+    assert llama.wait(llama.command(*words), 280) == 0, llama.output()
     notes = json.loads((llama.run_path.with_name("case-tune") / "tune.json").read_bytes())
     accepts = {trial["setup"]: trial["accept"] for trial in notes["trials"] if trial["rates"]}
     assert accepts["draft-simple"] > 1.5  # the model is its own drafter
