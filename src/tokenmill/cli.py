@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tokenmill import cli_events, cli_export, cli_servers, cli_web
+from tokenmill import cli_events, cli_export, cli_servers, cli_tune, cli_web
 from tokenmill.cli_parts import AsJson, ConfigFile, Set, Skip, load, loop, print_json, say
 from tokenmill.errors import TokenmillError
 
@@ -110,6 +110,9 @@ def plan(
         print_json(found)
     else:
         typer.echo("\n".join(lines(found)))
+
+
+app.command()(cli_tune.tune)
 
 
 @app.command()

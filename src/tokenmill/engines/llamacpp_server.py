@@ -7,6 +7,7 @@ own environment and imports nothing of tokenmill.
 import argparse
 import signal
 import sys
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,24 @@ FLAGS: dict[str, tuple[str, Any]] = {
     "main-gpu": ("main_gpu", int),
     "chat-template": ("chat_template", str),
     "cache-ram": ("cache_ram_mib", int),
+    "spec-draft-model": ("speculative.draft.mparams.path", str),
+    "spec-draft-n-max": ("speculative.draft.n_max", int),
+    "spec-draft-n-min": ("speculative.draft.n_min", int),
+    "spec-draft-p-min": ("speculative.draft.p_min", float),
+    "spec-draft-ngl": ("speculative.draft.n_gpu_layers", int),
+    "spec-ngram-simple-size-n": ("speculative.ngram_simple.size_n", int),
+    "spec-ngram-simple-size-m": ("speculative.ngram_simple.size_m", int),
+    "spec-ngram-simple-min-hits": ("speculative.ngram_simple.min_hits", int),
+    "spec-ngram-mod-n-match": ("speculative.ngram_mod.n_match", int),
+    "spec-ngram-mod-n-min": ("speculative.ngram_mod.n_min", int),
+    "spec-ngram-mod-n-max": ("speculative.ngram_mod.n_max", int),
 }
+
+SPEC_TYPES = (
+    *("none", "draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash"),
+    *("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"),
+)
+"""How it speculates, as llama-server names them. A draft model alone does nothing (arg.cpp, common/speculative.cpp)."""
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -37,6 +55,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--chat-template-file", type=Path)
+    parser.add_argument("--spec-type", choices=SPEC_TYPES)
     for flag, (_, kind) in FLAGS.items():
         parser.add_argument(f"--{flag}", type=kind)
     return parser.parse_args(argv)
@@ -64,8 +83,11 @@ def main(argv: list[str]) -> int:
     for flag, (attribute, _) in FLAGS.items():
         value = getattr(args, flag.replace("-", "_"))
         if value is not None:
-            owner, _, name = attribute.rpartition(".")
-            setattr(getattr(params, owner) if owner else params, name, value)
+            *owners, name = attribute.split(".")
+            setattr(reduce(getattr, owners, params), name, value)
+    if args.spec_type is not None:
+        kind = f"COMMON_SPECULATIVE_TYPE_{args.spec_type.upper().replace('-', '_')}"
+        params.speculative.types = [getattr(xllamacpp.common_speculative_type, kind)]
     server = xllamacpp.Server(params)  # returns once the model is loaded; the port listens before
     signal.pause()  # SIGTERM ends the process; the object must live until then
     del server

@@ -53,9 +53,11 @@ class Script:
     bad_after: int = -1  # then every answer is one character, 2,000 times, as after NaN in the logits
     bad_once: str = ""  # a file: only the first server that makes it goes bad
     accept_length: float = 0.0  # in its log, ten decode reports an answer
-    speculative_algorithm: str = ""  # these three say nothing to it
+    speculative_algorithm: str = ""  # only that there is one is of any effect
     speculative_draft_model_path: str = ""
     speculative_num_steps: int = 0
+    speculative_num_draft_tokens: int = 0
+    speculation_speed: float = 1.0  # times as fast with an algorithm than without
     # -- faults of the start. `once`: only in one life, whose fault's Unix time is written to that file; `only`: of the
     # server with this `number`; `while_there`: exits as scripted as long as that file is there
     number: int = -1
@@ -120,8 +122,12 @@ class Script:
         if mean <= 0 or (self.quick_canary and is_canary(prompt)):
             return 0.0
         if self.sigma <= 0:
-            return mean / 1000 / self.speed
-        return rng.lognormvariate(math.log(mean / 1000) - self.sigma**2 / 2, self.sigma) / self.speed
+            return mean / 1000 / self._pace
+        return rng.lognormvariate(math.log(mean / 1000) - self.sigma**2 / 2, self.sigma) / self._pace
+
+    @property
+    def _pace(self) -> float:
+        return self.speed * (self.speculation_speed if self.speculative_algorithm else 1.0)
 
 
 @cache
