@@ -20,6 +20,7 @@ from tokenmill import errors, store
 from tokenmill.checks.base import Context
 from tokenmill.cluster.base import Results
 from tokenmill.config import Config
+from tokenmill.core import status
 from tokenmill.core.dispatch import Id, id_of
 from tokenmill.core.records import Prompt, Record
 from tokenmill.core.status import NodeStatus
@@ -113,6 +114,7 @@ class Outpost:
         self._guard: asyncio.Task[None] | None = None
         self._spool: Spool | None = None
         self._trouble: Trouble | None = None
+        self._doctor: tuple[status.Finding, ...] = ()
         self._held: dict[Id, Prompt] = {}
         self._introduce = False
         self._taking = asyncio.Lock()
@@ -191,7 +193,8 @@ class Outpost:
 
     async def status(self) -> bytes:
         self._heard = time.monotonic()
-        return msgspec.json.encode(await self._node.status() if self._node else NodeStatus(self._name, ()))
+        found = await self._node.status() if self._node else NodeStatus(self._name, (), state="doctor")
+        return msgspec.json.encode(replace(found, doctor=self._doctor))
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:
         """As a node's stop."""
@@ -213,10 +216,11 @@ class Outpost:
                 context = Context(config, folder, living, thorough=False)
                 skip = tuple(name for name in order.skip if name in NODE_CHECKS)
                 findings = await asyncio.to_thread(examine, context, skip, checks=NODE_CHECKS)
-                for finding in findings:
-                    if finding.level in ("warn", "unknown"):
-                        words = f"{finding.check}: {finding.message}"
-                        self._events.append(Event(now(), "doctor", words, "", "warn", finding.fix, node=order.node))
+                told = [finding for finding in findings if finding.level in ("warn", "unknown")]
+                self._doctor = tuple(status.Finding(x.check, "", x.message, x.fix) for x in told)
+                for finding in self._doctor:
+                    words = f"{finding.kind}: {finding.text}"
+                    self._events.append(Event(now(), "doctor", words, "", "warn", finding.fix, node=order.node))
                 refuse(findings)
                 self._node = LocalNode(config, folder, order.settings, living, order.node)
                 await self._node.run()

@@ -11,13 +11,14 @@ from msgspec.structs import replace
 
 from tokenmill import configfile, events
 from tokenmill.core.server import SERVING, State
-from tokenmill.core.status import ENDED, PromptCounts, RunStatus, ServerStatus
+from tokenmill.core.status import ENDED, NodeRow, PromptCounts, RunStatus, ServerStatus
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.folder import Owner, RunFolder, ServerEntry
 from tokenmill.leftovers import end, kill, place, survivors, sweep
 from tokenmill.machine import processes
 from tokenmill.plain import duration, start_of, to_go
+from tokenmill.steps import step_words
 from tokenmill.supervise import STOP_GRACE_S
 from tokenmill.untrusted import harmless
 from tokenmill.view import KEPT, LINE_EVERY_S, View
@@ -122,25 +123,52 @@ def status_lines(status: RunStatus) -> Iterator[str]:
     counts = status.prompts
     ready = sum(server.state in SERVING for server in status.servers)
     servers = f", {ready}/{len(status.servers)} servers ready" if status.servers else ", no servers"
-    yield f"{status.run}: {status.state}{servers}"
+    nodes = f", {sum(node.state == 'ready' for node in status.nodes)}/{len(status.nodes)} nodes" if status.nodes else ""
+    yield f"{status.run}: {status.state}{nodes}{servers}"
     if counts.total:
         left = f", {words}" if (words := to_go(status)) else ""
         yield f"  {counts.done:,}/{counts.total:,} done: {counts.verdicts}{left}"
     if status.copied:
         yield f"  the last whole copy is {duration(time.time() - status.copied)} old"
-    rows = [_row(server) for server in status.servers]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for server, row in zip(status.servers, rows, strict=True):
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
-        yield f"  {'  '.join(cells)}".rstrip()
-        if words := server.last_error or server.doing:
-            yield f"      {harmless(words)}"
+    if status.nodes:
+        yield from _aligned([_node_row(node) for node in status.nodes], [_node_below(node) for node in status.nodes])
+    below = [(words,) if (words := server.last_error or server.doing) else () for server in status.servers]
+    yield from _aligned([_row(server) for server in status.servers], below)
     for finding in status.findings:
         yield f"  server {finding.server}: {harmless(finding.text)}"
         if finding.fix:
             yield f"    fix: {finding.fix}"
     if status.message:
         yield f"  {harmless(status.message, lines=True)}"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]], below: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows in columns, each with its lines below it."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row, lines in zip(rows, below, strict=True):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
+        yield f"  {'  '.join(cells)}".rstrip()
+        yield from (f"      {harmless(line)}" for line in lines)
+
+
+def _node_row(node: NodeRow) -> tuple[str, ...]:
+    return (
+        f"node {node.node}",
+        node.state,
+        f"at {node.at}" if node.at else "",
+        f"{node.ready}/{node.servers} servers" if node.servers else "",
+        f"{node.in_flight}/{node.capacity} in flight, {node.tokens_per_s:,.0f} tok/s" if node.capacity else "",
+        f"{node.records:,} records" if node.records else "",
+        node.made_of,
+    )
+
+
+def _node_below(node: NodeRow) -> list[str]:
+    """Why it is so, what it stages, what its doctor found."""
+    lines = [node.note, step_words(node.step) if node.step else ""]
+    for finding in node.findings:
+        lines += [f"doctor: {finding.kind}: {finding.text}", f"fix: {finding.fix}" if finding.fix else ""]
+    return [line for line in lines if line]
 
 
 def _row(server: ServerStatus) -> tuple[str, ...]:

@@ -12,10 +12,11 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -25,6 +26,7 @@ from tokenmill.cluster.base import Node, Results
 from tokenmill.cluster.post import BEGIN_S, Post
 from tokenmill.config import Config
 from tokenmill.core.records import Prompt
+from tokenmill.core.roll import Roll, away
 from tokenmill.core.status import NodeStatus
 from tokenmill.errors import (
     GateError,
@@ -78,11 +80,13 @@ class RayNode:
         self.name = name
         self.trouble: TokenmillError | None = None
         self.done = asyncio.Event()
-        self.last = NodeStatus(name, ())
+        self._last = NodeStatus(name, (), state="joining")
+        self.why = ""
         self.is_left = False
         self._first: Results | None = None
         self._actor = actor
         self._acknowledged = 0
+        self._records = 0
 
     async def begin(self, order: Order) -> None:
         """Introduces this head, and hears what the node has from before."""
@@ -103,6 +107,7 @@ class RayNode:
         found = await self._again(lambda: self._actor.results.remote(self._acknowledged))
         parcel = msgspec.json.decode(found, type=Parcel)
         self._acknowledged = parcel.number
+        self._records += len(parcel.results.records) + len(parcel.results.handed)
         if parcel.results.ended:
             self.trouble = parcel.trouble.error() if parcel.trouble else None
             self.done.set()
@@ -112,10 +117,15 @@ class RayNode:
         """The last one known where the node does not answer at once."""
         try:
             found = await self._ask(self._actor.status.remote(), STATUS_S)
-            self.last = msgspec.json.decode(found, type=NodeStatus)
+            self._last = msgspec.json.decode(found, type=NodeStatus)
         except (NodeLostError, TimeoutError, exceptions.ActorUnavailableError):
             pass  # whoever takes its results finds out
         return self.last
+
+    @property
+    def last(self) -> NodeStatus:
+        """As it was last heard of."""
+        return replace(self._last, records=self._records)
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:
         if not self.done.is_set():
@@ -156,6 +166,7 @@ class RayNode:
 
     def _lost(self, why: str) -> NodeLostError:
         self.done.set()
+        self.why = why
         return NodeLostError(f"it is lost: {why}")
 
 
@@ -174,8 +185,7 @@ class RayCluster:
         self._joined: asyncio.Queue[Node | None] = asyncio.Queue()
         self._stop: tuple[float | None, bool] | None = None
         self._stopping = asyncio.Event()
-        self._gone_tokens = 0
-        self._kinds: dict[str, str] = {}
+        self._roll = Roll()
         self._met: list[RayNode] | None = []
         self._own = False
         self._head: tuple[str, int] = ("", 0)
@@ -186,19 +196,15 @@ class RayCluster:
     async def status(self) -> list[NodeStatus]:
         known = list(self._nodes.values())
         living = await asyncio.gather(*(node.status() for node in known if not node.done.is_set()))
-        self._tell_unlike(living)
-        gone = self._gone_tokens + sum(node.last.tokens for node in known if node.done.is_set())
-        return [*living, NodeStatus("", (), tokens=gone)]
+        return self._roll.whole(
+            [*living, *(away(node.last, *self._end_of(node)) for node in known if node.done.is_set())]
+        )
 
-    def _tell_unlike(self, nodes: Sequence[NodeStatus]) -> None:
-        """Once for each kind of machine beyond the first: answers of unlike ones may differ."""
-        for node in nodes:
-            if node.made_of and node.made_of not in self._kinds:
-                self._kinds[node.made_of] = node.node
-                if len(self._kinds) > 1:
-                    first, example = next(iter(self._kinds.items()))
-                    words = f"unlike the others: it has {node.made_of}; {example} has {first}"
-                    self._say("node", words, node.node, "warn")
+    def _end_of(self, node: RayNode) -> tuple[str, str]:
+        """How a node went, and why."""
+        if node.trouble is not None:
+            return "failed", str(node.trouble)
+        return ("ended", "") if self._stop is not None and not node.why else ("lost", node.why)
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:
         self._stop = (grace_s, keep)
@@ -326,6 +332,7 @@ class RayCluster:
 
     async def _begin(self, name: str, machine: dict[str, Any]) -> None:
         order = Order(self._config.model_dump_json(exclude_none=True), self._settings, name, self._skip)
+        self._roll.coming(name, machine["NodeManagerAddress"])
         try:
             with boundary("ray"):
                 actor = await asyncio.to_thread(self._actor, name, machine)
@@ -333,6 +340,7 @@ class RayCluster:
                 await node.begin(order)
         except (TokenmillError, TimeoutError) as error:
             self._again_at[name] = time.monotonic() + RETRY_S
+            self._roll.coming(name, machine["NodeManagerAddress"], str(error) or "it does not begin")
             self._say(
                 "node", f"no node on this machine: {str(error) or 'it does not begin'}", name, "warn", "ray status"
             )
@@ -370,7 +378,7 @@ class RayCluster:
             if not node.done.is_set():
                 continue
             del self._nodes[name]
-            self._gone_tokens += node.last.tokens
+            self._roll.gone(node.last, *self._end_of(node))
             self._again_at[name] = time.monotonic() + RETRY_S
             if node.trouble is not None:
                 self._say("node", str(node.trouble), name, "error", node.trouble.fix)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tokenmill.environment import Environment
+from tokenmill.core.environment import Environment
 from tokenmill.reporting.course import Course
 from tokenmill.reporting.examples import Kind
 from tokenmill.reporting.figures import Counts, LabelCount, Masks, Outlier, ServerFigures, Spread
