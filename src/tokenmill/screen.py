@@ -130,16 +130,16 @@ def _servers(servers: Sequence[ServerStatus], width: int, room: int) -> Iterator
     def summed(numbers: Sequence[int], is_all: bool) -> str:
         return _sum([servers[number] for number in numbers], ready, len(servers), first=is_all)
 
-    return table(COLUMNS, "last problem", [_server(server) for server in servers], width, room, summed)
+    return table(COLUMNS, "last problem", [_server(at, server) for at, server in enumerate(servers)], width, room, summed)
 
 
-def _server(server: ServerStatus) -> Row:
+def _server(at: int, server: ServerStatus) -> Row:
     rank = _TROUBLE.index(server.state) if server.state in _TROUBLE else len(_TROUBLE)
     return Row(
         _cells(server),
         server.last_error or server.doing or server.last_problem,
         presses=bool(server.last_error or server.doing),
-        rank=(rank, server.index),
+        rank=(rank, at),
         style=_STYLE.get(server.state, ""),
         is_fine=server.state in SERVING,
     )

@@ -18,10 +18,10 @@ from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.events import Event
 from tokenmill.folder import RunFolder
 from tokenmill.history import Moment, Thinned, moment
-from tokenmill.logs import Log, numbers
+from tokenmill.logs import Log, places
 from tokenmill.plain import against_gate, left, start_of
 from tokenmill.servers import status_of
-from tokenmill.steps import step_words
+from tokenmill.steps import node_words, step_words
 from tokenmill.untrusted import log_line
 from tokenmill.web.catalog import Catalog
 from tokenmill.web.charts import columns
@@ -108,7 +108,7 @@ class Watcher:
             "live": self._live,
             "words": _words(self.status) if self.status else {},
             "catalog": {**catalog, "trouble": self.trouble},
-            "logs": numbers(self.folder),
+            "logs": list(places(self.folder)),
             "now": time.time(),
         }
 
@@ -153,13 +153,14 @@ class Watcher:
 
 
 class LogTail:
-    """The end of one server's log, and what comes; for any number of readers. Raises UsageError for a number that no
+    """The end of one server's log, and what comes; for any number of readers. Raises UsageError for a name that no
     server has, and for a log that is not a file of this folder."""
 
-    def __init__(self, folder: RunFolder, server: int) -> None:
-        if server not in numbers(folder):
-            raise UsageError(f"there is no log of server {server}")
-        self._folder, self._path = folder, folder.log(server)
+    def __init__(self, folder: RunFolder, server: str) -> None:
+        path = places(folder).get(server)
+        if path is None:
+            raise UsageError("there is no log of such a server")
+        self._folder, self._path = folder, path
         self._log = Log(own_file(folder, self._path))
         self.recent = deque(self._lines(self._log.last(LOG_LINES)), maxlen=LOG_LINES)
 
@@ -180,10 +181,12 @@ class LogTail:
 
 def _words(status: RunStatus) -> dict[str, Any]:
     """What the terminal says in the same words; of a share of the gate, also whether it is near what is allowed, of a
-    server its name and where its start is."""
+    server its name and where its start is, of a node what is to be said of it."""
     step = step_words(status.step) if status.step else ""
     servers = [(server.name, start_of(server)) for server in status.servers]
-    return {"left": left(status), "step": step, "gate": list(against_gate(status.gate)), "servers": servers}
+    nodes = [node_words(node) for node in status.nodes]
+    gate = list(against_gate(status.gate))
+    return {"left": left(status), "step": step, "gate": gate, "servers": servers, "nodes": nodes}
 
 
 def own_file(folder: RunFolder, path: Path) -> Path:

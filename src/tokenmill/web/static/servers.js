@@ -1,11 +1,32 @@
-// The servers' table, and the timeline of their phases.
+// The nodes' table where there are several, the servers' table, and the timeline of their phases.
 
 import { $, count, el, moment } from "/dom.js";
 
 const KNOWN = 500; // changes a server, as the server keeps
 const STYLE = { ready: "good", failed: "bad", quarantined: "bad", backoff: "warn", suspect: "warn" };
+const NODE_STYLE = { ready: "good", ended: "good", failed: "bad", lost: "bad", gone: "bad", backoff: "warn", alone: "warn" };
 let changes = {};
 let gaps = [];
+
+// `words` are what the terminal says beside each node's numbers.
+export function showNodes(nodes, words) {
+  $("nodes").hidden = $("to-nodes").hidden = nodes.length === 0;
+  $("node-rows").replaceChildren(...nodes.map((node, at) => {
+    const cell = (text) => el("td", { text });
+    return el("tr", {},
+      el("th", { scope: "row", text: node.node, title: node.at }),
+      el("td", {}, el("span", { class: `badge ${NODE_STYLE[node.state] || ""}`, text: node.state })),
+      cell(node.servers ? `${node.ready}/${node.servers}` : ""),
+      cell(node.capacity ? `${node.in_flight}/${node.capacity}` : ""),
+      cell(node.capacity ? count(node.tokens_per_s) : ""),
+      cell(node.records ? count(node.records) : ""),
+      cell(words[at]));
+  }));
+  const found = nodes.flatMap((node) => node.findings.map((one) =>
+    `node ${node.node}: ${one.kind}: ${one.text}${one.fix ? ` (fix: ${one.fix})` : ""}`));
+  $("node-findings").hidden = found.length === 0;
+  if ($("node-found").childElementCount !== found.length) $("node-found").replaceChildren(...found.map((text) => el("li", { text })));
+}
 
 // `words` are each server's name and where its start is, as the terminal says them.
 export function showServers(servers, words) {
