@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from tokenmill.core.status import RunStatus
+from tokenmill.core.status import RunStatus, name_of
 from tokenmill.errors import PreflightError, UsageError
 from tokenmill.machine import filesystems, processes
 from tokenmill.machine.group import Group
@@ -52,6 +52,11 @@ class ServerEntry(msgspec.Struct, frozen=True):
     members: tuple[ProcessId, ...] = ()
     segments: tuple[Claim, ...] = ()
     gpu_bases: tuple[int | None, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As the server is called everywhere."""
+        return name_of(self.node, self.index)
 
     @property
     def processes(self) -> Group:

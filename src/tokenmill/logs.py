@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
+from tokenmill.cluster.left import nodes_here
 from tokenmill.core.status import by_name, name_of
 from tokenmill.errors import UsageError
 from tokenmill.folder import RunFolder
@@ -122,11 +123,6 @@ def places(folder: RunFolder) -> dict[str, Path]:
         for index in sorted({*(int(number) for number in logged if number.isdigit()), *known}):
             found[name_of(node, index)] = own.log(index)
     return found
-
-
-def nodes_here(folder: RunFolder) -> dict[str, RunFolder]:
-    """The folders of a cluster's nodes that lie on this machine."""
-    return {path.name: RunFolder(path) for path in sorted((folder.path / "nodes").glob("*")) if path.is_dir()}
 
 
 def elsewhere(folder: RunFolder) -> Iterator[tuple[str, str]]:

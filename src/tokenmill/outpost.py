@@ -204,6 +204,12 @@ class Outpost:
         elif self._life is not None:
             self._life.cancel()
 
+    async def dismiss(self) -> None:
+        """Its run is dead and is not waited for: as if no head had come back in time."""
+        await self.stop(0.0, keep=False)
+        await self._drained()
+        asyncio.get_running_loop().call_later(LOOK_S, self.deserted.set)  # this call's answer goes first
+
     # -- its life ----------------------------------------------------------------------------------------------------
     async def _live(self, order: Order) -> None:
         try:

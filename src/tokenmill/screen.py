@@ -130,7 +130,9 @@ def _servers(servers: Sequence[ServerStatus], width: int, room: int) -> Iterator
     def summed(numbers: Sequence[int], is_all: bool) -> str:
         return _sum([servers[number] for number in numbers], ready, len(servers), first=is_all)
 
-    return table(COLUMNS, "last problem", [_server(at, server) for at, server in enumerate(servers)], width, room, summed)
+    return table(
+        COLUMNS, "last problem", [_server(at, server) for at, server in enumerate(servers)], width, room, summed
+    )
 
 
 def _server(at: int, server: ServerStatus) -> Row:

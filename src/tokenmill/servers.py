@@ -10,6 +10,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tokenmill import configfile, events
+from tokenmill.cluster import left
+from tokenmill.core.roll import found
 from tokenmill.core.server import SERVING, State
 from tokenmill.core.status import ENDED, NodeRow, PromptCounts, RunStatus, ServerStatus
 from tokenmill.errors import TokenmillError, UsageError
@@ -76,7 +78,7 @@ def status_of(folder: RunFolder) -> RunStatus:
         words = f"tokenmill {owner.command}, pid {owner.process.pid}, has not said anything for {duration(silent)}"
         return replace(last, message=last.message or words) if silent > SILENT_S else last
     entries = folder.state().servers
-    living = {(entry.node, entry.index): entry for entry in survivors(folder)}
+    living = {(entry.node, entry.index): entry for entry in (*survivors(folder), *left.servers(folder))}
     if last is None:
         servers = tuple(_left(entry, None) for entry in living.values())
         return RunStatus(folder.path.name, "stopped", PromptCounts(), servers, 0.0, None, None)
@@ -88,7 +90,8 @@ def status_of(folder: RunFolder) -> RunStatus:
     if state == "up" or (state == "failed" and not entries):
         shown += [_lost(server) for key, server in known.items() if key not in living]
     shown.sort(key=lambda server: (server.node, server.index))
-    return replace(last, state=state, servers=tuple(shown), tokens_per_s=0.0, eta_s=None, step=None)
+    nodes = left.rows(folder, last)
+    return replace(last, state=state, servers=tuple(shown), tokens_per_s=0.0, eta_s=None, step=None, nodes=nodes)
 
 
 def _left(entry: ServerEntry, known: ServerStatus | None) -> ServerStatus:
@@ -124,16 +127,20 @@ def status_lines(status: RunStatus) -> Iterator[str]:
     ready = sum(server.state in SERVING for server in status.servers)
     servers = f", {ready}/{len(status.servers)} servers ready" if status.servers else ", no servers"
     nodes = f", {sum(node.state == 'ready' for node in status.nodes)}/{len(status.nodes)} nodes" if status.nodes else ""
-    yield f"{status.run}: {status.state}{nodes}{servers}"
+    yield f"{status.run}: {status.state}{'' if status.state in ENDED else nodes}{servers}"
     if counts.total:
-        left = f", {words}" if (words := to_go(status)) else ""
-        yield f"  {counts.done:,}/{counts.total:,} done: {counts.verdicts}{left}"
+        more = f", {words}" if (words := to_go(status)) else ""
+        yield f"  {counts.done:,}/{counts.total:,} done: {counts.verdicts}{more}"
     if status.copied:
         yield f"  the last whole copy is {duration(time.time() - status.copied)} old"
     if status.nodes:
         yield from _aligned([_node_row(node) for node in status.nodes], [_node_below(node) for node in status.nodes])
     below = [(words,) if (words := server.last_error or server.doing) else () for server in status.servers]
     yield from _aligned([_row(server) for server in status.servers], below)
+    for whose, finding in found(status.nodes):
+        yield f"  {whose}: {finding.kind}: {harmless(finding.text)}"
+        if finding.fix:
+            yield f"    fix: {finding.fix}"
     for finding in status.findings:
         yield f"  server {finding.server}: {harmless(finding.text)}"
         if finding.fix:
@@ -164,11 +171,8 @@ def _node_row(node: NodeRow) -> tuple[str, ...]:
 
 
 def _node_below(node: NodeRow) -> list[str]:
-    """Why it is so, what it stages, what its doctor found."""
-    lines = [node.note, step_words(node.step) if node.step else ""]
-    for finding in node.findings:
-        lines += [f"doctor: {finding.kind}: {finding.text}", f"fix: {finding.fix}" if finding.fix else ""]
-    return [line for line in lines if line]
+    """Why it is so, what it stages."""
+    return [line for line in (node.note, step_words(node.step) if node.step else "") if line]
 
 
 def _row(server: ServerStatus) -> tuple[str, ...]:
@@ -203,7 +207,8 @@ def watch(folder: RunFolder, view: View, *, poll_s: float = 1.0) -> RunStatus:
 
 # -- its end -----------------------------------------------------------------------------------------------------------
 def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
-    """Asks a living owner to drain and exit (`now`: to cut), then ends the servers left; returns how many have ended.
+    """Asks a living owner to drain and exit (`now`: to cut), then ends the servers left, on a cluster's nodes, too, where
+    it can be reached; returns how many have ended.
 
     Raises UsageError where the owner is stopped and cannot end, TokenmillError where a process cannot be ended.
     """
@@ -212,18 +217,30 @@ def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
         _ask(folder, owner, view, now=now)
         _wait_for(folder, owner, view)
     log = EventLog(folder.events, view.event)
-    left = survivors(folder)
-    nonces = {entry.nonce for entry in left}
+    still = survivors(folder)
+    nonces = {entry.nonce for entry in still}
     for entry in known:
         if entry.nonce not in nonces:
             log.say("down", f"server {entry.index} has ended with it: {place(entry, [entry.process.pid])}")
-    if folder.state().servers or left:
-        with folder.own("down"):
-            sweep(folder)
-            stuck = asyncio.run(_end(folder, left, log, 0.0 if now else STOP_GRACE_S))
-        if stuck:
-            raise TokenmillError(f"{stuck} of {len(left)} servers cannot be ended", fix="ps -o pid,stat,wchan:32,args")
-    return len({entry.nonce for entry in known} | nonces)
+    of_nodes = {entry.nonce for entry in left.servers(folder)}
+    if owner is None:
+        left.end(folder, log)
+    if folder.state().servers or still:
+        _end_here(folder, folder, still, log, now=now)
+    for own in left.nodes_here(folder).values():
+        if own.owner() is None and (orphans := survivors(own)):
+            _end_here(own, folder, orphans, log, now=now)
+    of_nodes -= {entry.nonce for entry in left.servers(folder)}
+    return len({entry.nonce for entry in known} | nonces | of_nodes)
+
+
+def _end_here(own: RunFolder, run: RunFolder, entries: list[ServerEntry], log: EventLog, *, now: bool) -> None:
+    """Ends servers that nobody watches; `own` is the folder that knows them."""
+    with own.own("down"):
+        sweep(own)
+        stuck = asyncio.run(_end(own, entries, log, 0.0 if now else STOP_GRACE_S))
+    if stuck:
+        raise TokenmillError(f"{stuck} of {len(entries)} servers cannot be ended", fix="ps -o pid,stat,wchan:32,args")
 
 
 def _ask(folder: RunFolder, owner: Owner, view: View, *, now: bool) -> None:

@@ -4,7 +4,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from tokenmill.core.status import NodeStatus
+from tokenmill.core.status import Finding, NodeRow, NodeStatus
+
+NAMED = 4
+"""Nodes that a line names one by one."""
 
 
 class Roll:
@@ -43,3 +46,21 @@ def away(last: NodeStatus, state: str, note: str) -> NodeStatus:
     return replace(
         last, servers=(), queued=0, in_flight=0, capacity=0, credits=0, findings=(), step=None, state=state, note=note
     )
+
+
+def found(nodes: Sequence[NodeRow]) -> list[tuple[str, Finding]]:
+    """What doctors found, each once, with the nodes that it holds for in words."""
+    holders: dict[Finding, list[str]] = {}
+    for node in nodes:
+        for finding in node.findings:
+            holders.setdefault(finding, []).append(node.node)
+    return [(named(names, len(nodes)), finding) for finding, names in holders.items()]
+
+
+def named(names: Sequence[str], count: int) -> str:
+    """Some of `count` nodes, in words."""
+    if len(names) == count > 1:
+        return "every node"
+    told = list(names[: NAMED if len(names) <= NAMED else NAMED - 1])
+    rest = len(names) - len(told)
+    return f"node{'s' * (len(names) > 1)} {', '.join(told)}{f' and {rest} more' if rest else ''}"

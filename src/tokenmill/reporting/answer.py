@@ -5,7 +5,7 @@ import msgspec
 from tokenmill.core.environment import Environment
 from tokenmill.reporting.course import Course
 from tokenmill.reporting.examples import Kind
-from tokenmill.reporting.figures import Counts, LabelCount, Masks, Outlier, ServerFigures, Spread
+from tokenmill.reporting.figures import Counts, LabelCount, Masks, NodeFigures, Outlier, ServerFigures, Spread
 from tokenmill.reporting.notices import FindingRow, Notice
 from tokenmill.settings import Settings
 
@@ -46,6 +46,7 @@ class Report(msgspec.Struct, frozen=True):
     prompt: Spread | None
     masks: Masks
     labels: list[LabelCount]
+    nodes: list[NodeFigures]
     servers: list[ServerFigures]
     outliers: list[Outlier]
     limits: dict[str, float]

@@ -13,6 +13,7 @@ import msgspec
 from tokenmill import configfile, events, history
 from tokenmill.config import rules_of
 from tokenmill.core.judge import Rules
+from tokenmill.core.roll import found
 from tokenmill.core.status import RunStatus
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.events import Event
@@ -132,11 +133,11 @@ class Watcher:
     def _new_points(self) -> Message | None:
         before = self._last
         new: deque[Moment] = deque(maxlen=NEW_POINTS)
-        for found, end in history.read(self.folder.history, self._line_end):
+        for each, end in history.read(self.folder.history, self._line_end):
             self._line_end = end
-            self._line.add(found)
-            self._timeline.moment(found)
-            new.append(found)
+            self._line.add(each)
+            self._timeline.moment(each)
+            new.append(each)
         if not new:
             return None
         self._last = new[-1]
@@ -186,7 +187,9 @@ def _words(status: RunStatus) -> dict[str, Any]:
     servers = [(server.name, start_of(server)) for server in status.servers]
     nodes = [node_words(node) for node in status.nodes]
     gate = list(against_gate(status.gate))
-    return {"left": left(status), "step": step, "gate": gate, "servers": servers, "nodes": nodes}
+    doctors = [(f"{whose}: {one.kind}: {one.text}", one.fix) for whose, one in found(status.nodes)]
+    words = {"left": left(status), "step": step, "gate": gate, "servers": servers}
+    return {**words, "nodes": nodes, "doctors": doctors}
 
 
 def own_file(folder: RunFolder, path: Path) -> Path:

@@ -80,7 +80,7 @@ function show(now) {
     ...status.findings.map((found) =>
       el("p", { class: "notice", text: `server ${found.server}: ${found.text}${found.fix ? `\nfix: ${found.fix}` : ""}` })),
   );
-  showNodes(status.nodes, now.words.nodes);
+  showNodes(status.nodes, now.words);
   showServers(status.servers, now.words.servers);
   drawTimeline(now.live ? now.now : status.updated);
   options($("label"), now.catalog.labels, "any");

@@ -8,7 +8,7 @@ const NODE_STYLE = { ready: "good", ended: "good", failed: "bad", lost: "bad", g
 let changes = {};
 let gaps = [];
 
-// `words` are what the terminal says beside each node's numbers.
+// `words.nodes` are what the terminal says beside each node's numbers, `words.doctors` what their doctors found.
 export function showNodes(nodes, words) {
   $("nodes").hidden = $("to-nodes").hidden = nodes.length === 0;
   $("node-rows").replaceChildren(...nodes.map((node, at) => {
@@ -20,12 +20,11 @@ export function showNodes(nodes, words) {
       cell(node.capacity ? `${node.in_flight}/${node.capacity}` : ""),
       cell(node.capacity ? count(node.tokens_per_s) : ""),
       cell(node.records ? count(node.records) : ""),
-      cell(words[at]));
+      cell(words.nodes[at]));
   }));
-  const found = nodes.flatMap((node) => node.findings.map((one) =>
-    `node ${node.node}: ${one.kind}: ${one.text}${one.fix ? ` (fix: ${one.fix})` : ""}`));
-  $("node-findings").hidden = found.length === 0;
-  if ($("node-found").childElementCount !== found.length) $("node-found").replaceChildren(...found.map((text) => el("li", { text })));
+  $("node-findings").hidden = words.doctors.length === 0;
+  $("node-found").replaceChildren(...words.doctors.map(([text, fix]) =>
+    el("li", { text: fix ? `${text}\nfix: ${fix}` : text })));
 }
 
 // `words` are each server's name and where its start is, as the terminal says them.
