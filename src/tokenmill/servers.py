@@ -207,12 +207,13 @@ def watch(folder: RunFolder, view: View, *, poll_s: float = 1.0) -> RunStatus:
 
 # -- its end -----------------------------------------------------------------------------------------------------------
 def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
-    """Asks a living owner to drain and exit (`now`: to cut), then ends the servers left, on a cluster's nodes, too, where
-    it can be reached; returns how many have ended.
+    """Asks a living owner to drain and exit (`now`: to cut), then ends the servers left, on a cluster's nodes, too,
+    where it can be reached; returns how many have ended.
 
     Raises UsageError where the owner is stopped and cannot end, TokenmillError where a process cannot be ended.
     """
     known = survivors(folder)
+    of_nodes = {entry.nonce for entry in left.servers(folder)}
     if (owner := folder.owner()) is not None:
         _ask(folder, owner, view, now=now)
         _wait_for(folder, owner, view)
@@ -222,7 +223,6 @@ def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
     for entry in known:
         if entry.nonce not in nonces:
             log.say("down", f"server {entry.index} has ended with it: {place(entry, [entry.process.pid])}")
-    of_nodes = {entry.nonce for entry in left.servers(folder)}
     if owner is None:
         left.end(folder, log)
     if folder.state().servers or still:
