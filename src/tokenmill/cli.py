@@ -100,12 +100,16 @@ def plan(
     from tokenmill.folder import RunFolder
     from tokenmill.plan import build
     from tokenmill.planning.calibration import calibrate
+    from tokenmill.planning.cluster import of_cluster
     from tokenmill.planning.page import lines
 
     loaded = load(config, setting)
     if measure:
         calibrate(RunFolder(loaded.folder), config, setting or ())
-    found = build(loaded, tokens_per_s=tokens_per_s)
+    if loaded.fleet.cluster == "local":
+        found = build(loaded, tokens_per_s=tokens_per_s)
+    else:
+        found = of_cluster(loaded, tokens_per_s)
     if as_json:
         print_json(found)
     else:

@@ -15,10 +15,12 @@ def up(config: ConfigFile, setting: Set = None) -> None:
     are ready and ends the others; a second one does not wait for them.
     """
     from tokenmill.folder import RunFolder
+    from tokenmill.up import check_local
     from tokenmill.up import up as start
     from tokenmill.view import View
 
     loaded = load(config, setting)
+    check_local(loaded)
     folder = RunFolder(loaded.folder)
     folder.create()
     try:

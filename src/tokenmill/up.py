@@ -70,13 +70,16 @@ class _Interrupts:
                 loop.remove_signal_handler(number)
 
 
-async def up(config: Config, view: View) -> int:
-    """Starts the servers, adopting those that live; returns 0 or 130. Raises NoServerError below min_ready, UsageError
-    for a cluster: whoever launches servers on other machines must stay to watch them."""
+def check_local(config: Config) -> None:
+    """Raises UsageError for a cluster: whoever launches servers on other machines must stay to watch them."""
     if config.fleet.cluster != "local":
         words = f'up starts servers on this machine alone, and fleet.cluster = "{config.fleet.cluster}"'
         fix = "tokenmill run CONFIG   starts them on every machine; up CONFIG --set fleet.cluster=local   here alone"
         raise UsageError(words, fix=fix)
+
+
+async def up(config: Config, view: View) -> int:
+    """Starts the servers, adopting those that live; returns 0 or 130, raises NoServerError below min_ready."""
     folder = RunFolder(config.folder)
     with folder.own("up"):
         log = EventLog(folder.events, view.event)

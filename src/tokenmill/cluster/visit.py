@@ -1,19 +1,25 @@
-"""What is asked of a Ray cluster from outside a run: the end of nodes whose run is dead. With ray.py the only file that
-imports ray."""
+"""What is asked of a Ray cluster from outside a run: what its machines would run, and the end of nodes whose run is
+dead. With ray.py the only file that imports ray."""
 
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 from ray.util import list_named_actors
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray
 from ray import exceptions
+from tokenmill.cluster.machines import fitting
 from tokenmill.config import Config
 from tokenmill.errors import PreflightError, boundary
 from tokenmill.machine.ports import answers
 from tokenmill.machine.threads import ask
+from tokenmill.plan import of_node
+from tokenmill.planning.answer import NodePlan
 
 NAMESPACE = "tokenmill"
 
@@ -23,19 +29,33 @@ VISIT_S = 90.0
 MARGIN_S = 5.0
 """Before that, what is known is told."""
 
+ALL_CARDS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+"""A task that takes no GPUs is to see those that a node would take."""
+
 
 def dismissed(config: Config) -> dict[str, str]:
     """Ends the nodes of a run that is dead, with their servers: each node's name, and empty or why it has not ended.
     Raises PreflightError where no cluster answers."""
+    return dict(_visited(lambda deadline: _dismissed(config, deadline)))
+
+
+def plans(config: Config) -> list[NodePlan]:
+    """Each machine's part of a plan, as it says itself. Raises PreflightError where no cluster answers."""
+    return list(_visited(lambda deadline: _plans(config, deadline)))
+
+
+def _visited(visit: Any) -> Any:
+    """On a thread that no exit waits for: Ray's head may accept a call and never answer."""
     deadline = time.monotonic() + VISIT_S
     try:
-        return ask(lambda: dict(_dismissed(config, deadline - MARGIN_S))).result(VISIT_S)
+        return ask(lambda: list(visit(deadline - MARGIN_S))).result(VISIT_S)
     except TimeoutError:
         raise PreflightError(f"Ray has not answered for {VISIT_S:.0f} s", fix="ray status") from None
 
 
-def _dismissed(config: Config, deadline: float) -> Iterator[tuple[str, str]]:
-    address, mark = config.fleet.address, f"{config.folder} "
+@contextmanager
+def _connected(config: Config) -> Iterator[None]:
+    address = config.fleet.address
     if address != "auto" and not answers(address):
         raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix="ray status --address ADDRESS")
     with boundary("ray"):
@@ -44,15 +64,48 @@ def _dismissed(config: Config, deadline: float) -> Iterator[tuple[str, str]]:
         except ConnectionError as error:
             raise PreflightError("no Ray cluster runs here", fix="ray status") from error
         try:
-            found = [title for title in list_named_actors() if title.startswith(mark)]
-            asked: dict[str, Any] = {title.removeprefix(mark): ray.get_actor(title).dismiss.remote() for title in found}
-            for name, answer in asked.items():
-                try:
-                    ray.get(answer, timeout=max(deadline - time.monotonic(), 0.0))
-                    yield name, ""
-                except exceptions.GetTimeoutError:
-                    yield name, "it has not ended in time"
-                except exceptions.RayActorError:
-                    yield name, ""  # it has left
+            yield
         finally:
             ray.shutdown()
+
+
+def _dismissed(config: Config, deadline: float) -> Iterator[tuple[str, str]]:
+    mark = f"{config.folder} "
+    with _connected(config):
+        found = [title for title in list_named_actors() if title.startswith(mark)]
+        asked: dict[str, Any] = {title.removeprefix(mark): ray.get_actor(title).dismiss.remote() for title in found}
+        for name, answer in asked.items():
+            try:
+                ray.get(answer, timeout=max(deadline - time.monotonic(), 0.0))
+                yield name, ""
+            except exceptions.GetTimeoutError:
+                yield name, "it has not ended in time"
+            except exceptions.RayActorError:
+                yield name, ""  # it has left
+
+
+def _plans(config: Config, deadline: float) -> Iterator[NodePlan]:
+    gpus = "none" if config.engine.addresses else config.fleet.gpus
+    bare = config.model_copy(update={"engine": config.engine.model_copy(update={"env": {}})})  # no secret goes out
+    with _connected(config):
+        rows: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        asked: dict[str, Any] = {}
+        for machine in fitting(rows, gpus):
+            bound = NodeAffinitySchedulingStrategy(machine.id, soft=False)
+            task = ray.remote(_plan).options(
+                num_cpus=0, scheduling_strategy=bound, runtime_env={"env_vars": ALL_CARDS}, max_retries=0
+            )
+            asked[machine.name] = task.remote(bare.model_dump_json(exclude_none=True), machine.name)
+        if not asked:
+            raise PreflightError(f"no machine of the cluster has what fleet.gpus = {config.fleet.gpus!r} asks for")
+        for name, answer in asked.items():
+            try:
+                found = ray.get(answer, timeout=max(deadline - time.monotonic(), 0.0))
+                yield msgspec.json.decode(found, type=NodePlan)
+            except exceptions.RayError as error:
+                yield NodePlan(name, trouble=str(error).splitlines()[0])
+
+
+def _plan(config: str, node: str) -> bytes:
+    """On the machine itself."""
+    return msgspec.json.encode(of_node(Config.model_validate_json(config), node))
