@@ -1,18 +1,21 @@
 """A node that outlives its head: what it makes meanwhile is spooled, handed over once, and never forgotten."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from tests import bynumber
 from tests.contract.test_node_seam import make_case, prompts
 from tests.harness import Case
 from tokenmill import configfile
 from tokenmill.core.records import Record
+from tokenmill.core.status import NodeStatus
 from tokenmill.outpost import Order, Outpost, Parcel, folder_of
 
 WAIT_S = 30.0
@@ -133,6 +136,32 @@ def test_a_node_without_a_head_ends_its_servers_in_time_and_keeps_its_records_fo
         late = await ready(again, case)
         assert len(late.handed) == COUNT
         await end(again, late)
+
+    run(case, story())
+
+
+def test_a_node_that_is_dismissed_keeps_what_it_made_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`down` of a run that is dead. Until then it says what its machine is, and what its doctor found."""
+    case = make_case(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(tmp_path)))))
+
+    async def story() -> None:
+        outpost = Outpost(SILENT_S)
+        await ready(outpost, case)
+        status = msgspec.json.decode(await outpost.status(), type=NodeStatus)
+        assert status.environment is not None
+        assert (status.environment.node, status.environment.engine) == ("n0", "fake")
+        assert any("PYTHONPATH" in finding.text for finding in status.doctor)
+        servers = folder_of(configfile.load(case.config), "n0").state().servers
+        await outpost.offer(msgspec.json.encode(prompts(COUNT)))
+        await until(lambda: spooled(case) > 0)
+        async with asyncio.timeout(WAIT_S):
+            await outpost.dismiss()
+            await outpost.deserted.wait()
+        assert [pid for entry in servers for pid in bynumber.members(-1, entry.nonce)] == []
+        assert 0 < spooled(case) <= COUNT
 
     run(case, story())
 
