@@ -13,7 +13,7 @@ import pytest
 from tests import bynumber
 from tests.contract.test_node_seam import make_case, prompts
 from tests.harness import Case
-from tokenmill import configfile
+from tokenmill import __version__, configfile
 from tokenmill.core.records import Record
 from tokenmill.core.status import NodeStatus
 from tokenmill.outpost import Order, Outpost, Parcel, folder_of
@@ -48,9 +48,10 @@ class Head:
         return parcel
 
 
-def order_of(case: Case) -> bytes:
+def order_of(case: Case, head: str = "", version: str = __version__) -> bytes:
     config = configfile.load(case.config)
-    return msgspec.json.encode(Order(config.model_dump_json(exclude_none=True), "settings-1", "n0"))
+    words = config.model_dump_json(exclude_none=True), "settings-1", "n0", ()
+    return msgspec.json.encode(Order(*words, head, version))
 
 
 def spooled(case: Case) -> int:
@@ -105,7 +106,7 @@ def test_a_new_head_hears_what_a_node_has_in_hand(tmp_path: Path) -> None:
     case = make_case(tmp_path, **{"latency-ms": 1500})
 
     async def story() -> None:
-        outpost = Outpost(SILENT_S)
+        outpost = Outpost(SILENT_S, quiet_s=0.3)
         await ready(outpost, case)
         await outpost.offer(msgspec.json.encode(prompts(COUNT)))
         await outpost.begin(order_of(case))
@@ -113,9 +114,26 @@ def test_a_new_head_hears_what_a_node_has_in_hand(tmp_path: Path) -> None:
         held = (await late.turn()).results.held
         assert {prompt.key for prompt in held} == {prompt.key for prompt in prompts(COUNT)}
         await late.until(lambda parcel: len(late.records) == COUNT)
-        await end(outpost, late)
+        await end(outpost, await followed(outpost, case))
 
     run(case, story())
+
+
+async def followed(outpost: Outpost, case: Case) -> Head:
+    """A run on another machine, of the same name, may not have the node while its own asks, and may once it is dead."""
+
+    async def live() -> None:
+        while True:
+            await outpost.status()
+            await asyncio.sleep(0.01)
+
+    own = asyncio.create_task(live())
+    refused = await outpost.begin(order_of(case, "another"))
+    assert b"works for another run of the same folder" in (refused or b"")
+    own.cancel()
+    assert b"9.9 at the run's head" in (await outpost.begin(order_of(case, "another", "9.9")) or b"")
+    assert await outpost.begin(order_of(case, "another")) is None
+    return Head(outpost)
 
 
 def test_a_node_without_a_head_ends_its_servers_in_time_and_keeps_its_records_for_later(tmp_path: Path) -> None:

@@ -53,11 +53,10 @@ class Raylets:
         self._cluster.wait_for_nodes()
         del os.environ["RAY_TMPDIR"]
 
-    def add(self, name: str, *, wait: bool = True) -> None:
-        """One machine more."""
-        self._nodes[name] = self._cluster.add_node(
-            wait=wait, node_name=name, object_store_memory=STORE, num_cpus=1, num_gpus=0
-        )
+    def add(self, name: str, *, wait: bool = True, gpus: int = 0, env: dict[str, str] | None = None) -> None:
+        """One machine more, with so many of Ray's GPUs; `env` is the shell's where its raylet starts."""
+        own = {"object_store_memory": STORE, "num_cpus": 1, "num_gpus": gpus, "env_vars": env}
+        self._nodes[name] = self._cluster.add_node(wait=wait, node_name=name, **own)
 
     def kill(self, name: str, case: Case | None = None) -> None:
         """SIGKILL to a machine's raylet, actors and agents, and to the servers of a case's node there; without a case
