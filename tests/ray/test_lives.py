@@ -92,7 +92,7 @@ def a_machine_joins_and_is_lost_while_the_others_work(case: Case, cluster: Rayle
 
 
 @pytest.mark.long
-def test_the_nodes_of_a_dead_run_are_ended_by_down_and_a_plan_asks_the_machines(
+def test_the_nodes_of_a_dead_run_are_ended_by_down_and_plan_and_doctor_ask_the_machines(
     tmp_path: Path, cluster: Raylets
 ) -> None:
     with made(tmp_path / "down", cluster, latency_ms=1500) as case:
@@ -102,6 +102,8 @@ def test_the_nodes_of_a_dead_run_are_ended_by_down_and_a_plan_asks_the_machines(
         run.wait()
         assert case.wait(case.command("plan", str(case.config))) == 0
         assert "3 on 3 nodes" in case.output()
+        assert case.wait(case.command("doctor", str(case.config))) == 0
+        assert re.search("ok +capacity +every node", case.output())
         assert case.wait(case.command("down", str(case.run_path)), 100.0) == 0
         assert "3 servers ended" in case.output()
         assert left(case) == set()

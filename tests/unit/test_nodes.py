@@ -13,11 +13,12 @@ from tests.unit.make import record
 from tests.unit.test_report import run_folder
 from tests.unit.test_screen import drawn
 from tests.unit.test_screen import server as one
-from tokenmill import environment, linefile, report
+from tokenmill import configfile, environment, linefile, report, survey
 from tokenmill.cluster import left
 from tokenmill.core.environment import Environment, unlike
 from tokenmill.core.roll import Roll, found
 from tokenmill.core.status import Finding, NodeStatus, PromptCounts, RunStatus, ServerStatus, Step, row_of, together
+from tokenmill.doctor import NODE_CHECKS
 from tokenmill.environment import Census
 from tokenmill.errors import UsageError
 from tokenmill.events import EventLog
@@ -209,3 +210,8 @@ def test_nodes_of_a_dead_run_are_told_with_the_time_of_their_end(tmp_path: Path)
         assert left.end(folder, EventLog(folder.events, lambda event: told.append(event.sentence))) == []
     assert told[0] == "the nodes cannot be asked to end: nobody answers at fleet.address = '127.0.0.1:1'"
     assert [words.partition(":")[0] for words in told[1:]] == ["node n0", "node n2"]
+    (said,) = survey.examined(configfile.load(folder.config), tuple(NODE_CHECKS), told.append)
+    assert (said.level, said.message.rpartition(": ")[2]) == (
+        "unknown",
+        "nobody answers at fleet.address = '127.0.0.1:1'",
+    )
