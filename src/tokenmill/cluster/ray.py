@@ -33,6 +33,7 @@ from tokenmill.errors import (
     GateError,
     NodeLostError,
     NoServerError,
+    PluginError,
     PreflightError,
     TokenmillError,
     UnreachedError,
@@ -67,6 +68,12 @@ VARIABLES = {
 }
 """An actor's. Ray would end its children with it: a server that lives on is adopted, and a reload costs minutes. And
 where a machine's shell says that Ray should not tell an actor its GPUs, it would see those of other jobs, too."""
+
+REFUSALS = {
+    "AuthToken": "RAY_AUTH_MODE=token here, and the ~/.ray/auth_token of its head on every machine",
+    "ersion mismatch": "the same Ray and the same Python on every machine",
+}
+"""What Ray says to a process that it does not let in, and what helps."""
 
 FATAL = (GateError,)
 """Trouble of one node that would be every node's."""
@@ -182,7 +189,7 @@ class RayCluster:
         """Every node's end is waited for: it takes what its servers take, and a lost one is found out. So is one that
         is just beginning; what has not begun by then ends by itself."""
         grace_s, keep = self._stop or (0.0, False)
-        for name, waiting in self._unplaced.items():
+        for name, waiting in list(self._unplaced.items()):
             self._coming.pop(name).cancel()
             await waiting.kill()  # or it would take its GPUs when they come free, for nobody
         if self._coming:
@@ -229,13 +236,17 @@ class RayCluster:
         more: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if address != "auto" and not answers(address):
             raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix="ray status --address ADDRESS")
-        with boundary("ray"):
-            try:
-                ray.init(address=address, **more)
-            except ConnectionError:
-                ray.init(address="local", include_dashboard=False, **more)
-                self._own = True
-            host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
+        try:
+            with boundary(f"Ray at {address}"):
+                try:
+                    ray.init(address=address, **more)
+                except ConnectionError:
+                    ray.init(address="local", include_dashboard=False, **more)
+                    self._own = True
+                host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
+        except PluginError as error:
+            fix = next((fix for words, fix in REFUSALS.items() if words in str(error)), "ray status")
+            raise PreflightError(str(error), fix=fix) from error
         self._head = (host, int(port))
 
     def _head_answers(self) -> bool:
