@@ -53,7 +53,8 @@ class Network:
         words = ["unshare", "--net", "--mount", "sh", "-c", "echo; exec sleep 3600"]
         anchor = self._anchors[name] = subprocess.Popen(words, stdout=subprocess.PIPE)
         assert anchor.stdout is not None
-        anchor.stdout.readline()
+        with anchor.stdout as ready:
+            ready.readline()
         outer = f"{self._bridge}.{number}"
         _ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", str(anchor.pid))
         _ip("link", "set", outer, "master", self._bridge, "up")

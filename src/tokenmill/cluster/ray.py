@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from ray._private import worker as ray_worker
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -233,6 +234,8 @@ class RayCluster:
     def _connect(self) -> None:
         """Joins the cluster; with "auto" starts one for this run where there is none. Raises PreflightError."""
         address = self._config.fleet.address
+        # Whatever log_to_driver says, Ray prints other machines' deaths, with stack traces, over our view of the run.
+        ray_worker.print_to_stdstream = lambda *_, **__: None
         more: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if address != "auto" and not answers(address):
             raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix="ray status --address ADDRESS")
@@ -308,7 +311,9 @@ class RayCluster:
         self._unplaced[node.name] = node
         try:
             if not await node.placed(PENDING_S):
-                needs = f"its {machine.gpus} GPUs: other jobs of this Ray have them" if machine.gpus else "Ray"
+                needs = (
+                    f"its {machine.gpus} GPUs, which other jobs of Ray may have" if machine.gpus else "Ray to start it"
+                )
                 self._say("node", f"waits for {needs}", node.name, "warn", "ray status")
                 while not await node.placed(PENDING_S):
                     pass
