@@ -207,11 +207,18 @@ def test_a_machine_that_never_comes_back_has_no_servers_for_long(tmp_path: Path,
     ) as case:
         run = start(case, machines)
         all_at_work(case, run)
-        (server,) = server_pids(case, "n1")
-        for pid in machines.pids("n1"):
-            if "raylet/raylet" in command_or_none(pid):
-                os.kill(pid, signal.SIGKILL)
+        servers = server_pids(case, "n1") + server_pids(case, "n2")
+        for name, number in (("n1", signal.SIGKILL), ("n2", signal.SIGTERM)):
+            for pid in machines.pids(name):
+                if "raylet/raylet" in command_or_none(pid):
+                    os.kill(pid, number)
         assert case.wait(run, 200.0) == 0
-        wait_for(lambda: (stat := processes.stat(server)) is None or stat.state in "ZX", 60.0)
+        wait_for(lambda: not any(lives(pid) for pid in servers), 60.0)
         assert_whole(case, {f"k{n}" for n in range(100)})
-    machines.start_ray("n1")
+    for name in ("n1", "n2"):
+        machines.start_ray(name)
+
+
+def lives(pid: int) -> bool:
+    stat = processes.stat(pid)
+    return stat is not None and stat.state not in "ZX"
