@@ -1,5 +1,5 @@
-"""A Ray cluster of machines that differ: each has a network of its own, with an address and a loopback, a /dev/shm and a
-folder for Ray. They share a disk, the numbers of processes and this machine's clock."""
+"""A Ray cluster of machines that differ: each has a network of its own, with an address and a loopback, a /dev/shm and
+a folder for Ray. They share a disk, the numbers of processes and this machine's clock."""
 
 import json
 import os
@@ -30,15 +30,20 @@ class Network:
     def __init__(self, *names: str, env: dict[str, str] | None = None) -> None:
         self.names = names
         self.folder = Path(tempfile.mkdtemp(prefix="tmn-", dir="/tmp"))  # Ray's sockets have 107 characters in all
-        self._env = {**os.environ, **(env or {})}
+        # With a token in this account's home Ray's head would ask for it, and `ray start` on the others not give it.
+        self.env = {**os.environ, "RAY_AUTH_MODE": "disabled", **(env or {})}
         self._anchors: dict[str, subprocess.Popen[bytes]] = {}
         self._bridge = f"tm{os.getpid()}"
         _ip("link", "add", self._bridge, "type", "bridge")
         _ip("link", "set", self._bridge, "up")
-        for number, name in enumerate(names):
-            self._plug(name, number)
-        for name in names:
-            self.start_ray(name)
+        try:
+            for number, name in enumerate(names):
+                self._plug(name, number)
+            for name in names:
+                self.start_ray(name)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def address(self) -> str:
@@ -48,7 +53,8 @@ class Network:
         words = ["unshare", "--net", "--mount", "sh", "-c", "echo; exec sleep 3600"]
         anchor = self._anchors[name] = subprocess.Popen(words, stdout=subprocess.PIPE)
         assert anchor.stdout is not None
-        anchor.stdout.readline()
+        with anchor.stdout as ready:
+            ready.readline()
         outer = f"{self._bridge}.{number}"
         _ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", str(anchor.pid))
         _ip("link", "set", outer, "master", self._bridge, "up")
@@ -75,8 +81,10 @@ class Network:
             own += [f"--address={self.address}"]
         ray = str(Path(sys.executable).parent / "ray")
         words = self.words(name, ray, "start", *own, f"--object-store-memory={STORE}", "--disable-usage-stats")
-        done = subprocess.run(words, env=self._env, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        with tempfile.TemporaryFile("w+") as said:  # no pipe: what it leaves running would hold it open
+            done = subprocess.run(words, env=self.env, stdout=said, stderr=said, timeout=120, check=False)
+            said.seek(0)
+            assert done.returncode == 0, said.read()
 
     def pids(self, name: str) -> list[int]:
         """Every process on a machine, but for the one that keeps it."""

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ray._private import worker as ray_worker
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -34,6 +35,7 @@ from tokenmill.errors import (
     GateError,
     NodeLostError,
     NoServerError,
+    PluginError,
     PreflightError,
     TokenmillError,
     UnreachedError,
@@ -69,6 +71,12 @@ VARIABLES = {
 """An actor's. Ray would end its children with it: a server that lives on is adopted, and a reload costs minutes. And
 where a machine's shell says that Ray should not tell an actor its GPUs, it would see those of other jobs, too."""
 
+REFUSALS = {
+    "AuthToken": "RAY_AUTH_MODE=token here, and the ~/.ray/auth_token of its head on every machine",
+    "ersion mismatch": "the same Ray and the same Python on every machine",
+}
+"""What Ray says to a process that it does not let in, and what helps."""
+
 FATAL = (GateError,)
 """Trouble of one node that would be every node's."""
 
@@ -92,7 +100,10 @@ class RayActor:
             raise NodeLostError(why.partition(". ")[0] or "its actor is gone") from error
 
     async def kill(self) -> None:
-        await _asked(lambda: ray.kill(self._actor))
+        try:
+            await _asked(lambda: ray.kill(self._actor))
+        except TokenmillError:
+            pass  # it has ended, or Ray's head has: a run that is done is done
 
 
 async def _asked(question: Callable[[], T], limit_s: float = HEAD_GONE_S) -> T:
@@ -177,7 +188,7 @@ class RayCluster:
         """Every node's end is waited for: it takes what its servers take, and a lost one is found out. So is one that
         is just beginning; what has not begun by then ends by itself."""
         grace_s, keep = self._stop or (0.0, False)
-        for name, waiting in self._unplaced.items():
+        for name, waiting in list(self._unplaced.items()):
             self._coming.pop(name).cancel()
             await waiting.kill()  # or it would take its GPUs when they come free, for nobody
         if self._coming:
@@ -189,7 +200,10 @@ class RayCluster:
         for node in nodes:
             await node.done.wait()
             await node.kill()
-        await _asked(ray.shutdown)
+        try:
+            await _asked(ray.shutdown)
+        except TokenmillError:
+            pass  # the exit of this process is as good
 
     async def _until_stopped(self) -> None:
         """Looks for machines until told to stop; raises the trouble that leaves no node."""
@@ -221,16 +235,22 @@ class RayCluster:
     def _connect(self) -> None:
         """Joins the cluster; with "auto" starts one for this run where there is none. Raises PreflightError."""
         address = self._config.fleet.address
+        # Whatever log_to_driver says, Ray prints other machines' deaths, with stack traces, over our view of the run.
+        ray_worker.print_to_stdstream = lambda *_, **__: None
         more: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if address != "auto" and not answers(address):
             raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix="ray status --address ADDRESS")
-        with boundary("ray"):
-            try:
-                ray.init(address=address, **more)
-            except ConnectionError:
-                ray.init(address="local", include_dashboard=False, **more)
-                self._own = True
-            host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
+        try:
+            with boundary(f"Ray at {address}"):
+                try:
+                    ray.init(address=address, **more)
+                except ConnectionError:
+                    ray.init(address="local", include_dashboard=False, **more)
+                    self._own = True
+                host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
+        except PluginError as error:
+            fix = next((fix for words, fix in REFUSALS.items() if words in str(error)), "ray status")
+            raise PreflightError(str(error), fix=fix) from error
         self._head = (host, int(port))
 
     def _head_answers(self) -> bool:
@@ -294,7 +314,9 @@ class RayCluster:
         self._unplaced[node.name] = node
         try:
             if not await node.placed(PENDING_S):
-                needs = f"its {machine.gpus} GPUs: other jobs of this Ray have them" if machine.gpus else "Ray"
+                needs = (
+                    f"its {machine.gpus} GPUs, which other jobs of Ray may have" if machine.gpus else "Ray to start it"
+                )
                 self._roll.coming(node.name, machine.address, f"waits for {needs}")
                 self._say("node", f"waits for {needs}", node.name, "warn", "ray status")
                 while not await node.placed(PENDING_S):
