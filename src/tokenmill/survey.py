@@ -12,7 +12,7 @@ from tokenmill.checks.base import Context, Finding
 from tokenmill.config import Config
 from tokenmill.core.roll import named
 from tokenmill.doctor import NODE_CHECKS, examine
-from tokenmill.errors import PreflightError
+from tokenmill.errors import PreflightError, TokenmillError
 from tokenmill.folder import RunFolder
 from tokenmill.leftovers import survivors
 from tokenmill.planning.answer import NodePlan, Plan
@@ -23,7 +23,7 @@ def planned(config: Config, tokens_per_s: float | None = None) -> Plan:
     """As plan.build."""
     try:
         nodes = _plans(config)
-    except PreflightError as error:
+    except TokenmillError as error:
         alone = plan.build(config, tokens_per_s=tokens_per_s)
         words = f"one, this machine ({error}); each machine of the cluster adds as much again"
         return replace(alone, nodes_from=words)
@@ -35,7 +35,7 @@ def examined(config: Config, skip: Sequence[str], tell: Tell) -> list[Finding]:
     wanted = tuple(name for name in skip if name in NODE_CHECKS)
     try:
         told = _findings(config, wanted)
-    except PreflightError as error:
+    except TokenmillError as error:
         words = f"the machines of the cluster are not examined, but for this one: {error}"
         folder = RunFolder(config.folder)
         own = examine(Context(config, folder, survivors(folder)), wanted, checks=NODE_CHECKS, tell=tell)

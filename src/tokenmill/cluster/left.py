@@ -67,7 +67,7 @@ def end(folder: RunFolder, log: EventLog) -> list[str]:
         return []
     try:
         found = _dismissed(config)
-    except PreflightError as error:
+    except TokenmillError as error:
         log.add(Event(now(), "down", f"the nodes cannot be asked to end: {error}", level="warn", fix=error.fix))
         _tell(log, living)
         return []
