@@ -69,12 +69,15 @@ def doctor(config: ConfigFile, setting: Set = None, as_json: AsJson = False, ski
     from tokenmill.folder import RunFolder
     from tokenmill.leftovers import survivors
     from tokenmill.steps import shown as shown_steps
+    from tokenmill.survey import examined
 
     loaded = load(config, setting)
     folder = RunFolder(loaded.folder)
     with shown_steps() as tell:
         context = Context(loaded, folder, survivors(folder))
         findings = examine(context, tuple(skip or ()), checks=checks_of(loaded), tell=tell)
+        if loaded.fleet.cluster != "local":
+            findings += examined(loaded, skip or (), tell)
     levels = Counter(finding.level for finding in findings)
     if as_json:
         print_json({"findings": findings, "levels": {name: levels[name] for name in ("ok", "warn", "fail", "unknown")}})
@@ -101,11 +104,15 @@ def plan(
     from tokenmill.plan import build
     from tokenmill.planning.calibration import calibrate
     from tokenmill.planning.page import lines
+    from tokenmill.survey import planned
 
     loaded = load(config, setting)
     if measure:
         calibrate(RunFolder(loaded.folder), config, setting or ())
-    found = build(loaded, tokens_per_s=tokens_per_s)
+    if loaded.fleet.cluster == "local":
+        found = build(loaded, tokens_per_s=tokens_per_s)
+    else:
+        found = planned(loaded, tokens_per_s)
     if as_json:
         print_json(found)
     else:

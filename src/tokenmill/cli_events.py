@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tokenmill.cli_parts import RunPath, print_json, server_numbers
+from tokenmill.cli_parts import RunPath, print_json, server_names
 from tokenmill.errors import UsageError
 
 LAST = 50
@@ -32,7 +32,9 @@ def events(
             metavar="LEVEL", help="info, warn or error: at least so grave.", autocompletion=lambda: list(LEVELS)
         ),
     ] = "info",
-    server: Annotated[str, typer.Option(metavar="N", help="Of this server alone.", autocompletion=server_numbers)] = "",
+    server: Annotated[
+        str, typer.Option(metavar="N", help="Of this server alone, or of this node.", autocompletion=server_names)
+    ] = "",
     last: Annotated[int | None, typer.Option("--last", "-n", min=1, help=f"So many of the newest; {LAST}.")] = None,
     since: Annotated[str, typer.Option(metavar="TIME", help="Not older than this, such as 90s, 20m, 2h, 3d.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line, with all that is known.")] = False,
@@ -49,7 +51,8 @@ def events(
     gone = reader_gone(sys.stdout)
 
     def wanted(event: log.Event) -> bool:
-        of_server = not server or event.server == server or event.server.endswith(f"/{server}")
+        names = (event.server, event.server.rpartition("/")[2], event.node or event.server.rpartition("/")[0])
+        of_server = not server or server in names
         is_grave = event.level not in LEVELS or LEVELS.index(event.level) >= grave
         return of_server and is_grave and (as_json or event.kind not in log.QUIET_KINDS)
 

@@ -23,13 +23,13 @@ Skip = Annotated[
 ]
 
 
-def server_numbers(ctx: typer.Context) -> list[str]:
-    """For the shell's completion of a server's number; nothing where there is no such run."""
-    from tokenmill.logs import numbers
+def server_names(ctx: typer.Context) -> list[str]:
+    """For the shell's completion of a server's name; nothing where there is no such run."""
+    from tokenmill.logs import places
     from tokenmill.servers import folder_of
 
     try:
-        return [str(number) for number in numbers(folder_of(ctx.params.get("run_path")))]
+        return list(places(folder_of(ctx.params.get("run_path"))))
     except TokenmillError:
         return []
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tokenmill.cli_parts import AsJson, ConfigFile, RunPath, Set, load, loop, print_json, server_numbers
+from tokenmill.cli_parts import AsJson, ConfigFile, RunPath, Set, load, loop, print_json, say, server_names
 
 
 def up(config: ConfigFile, setting: Set = None) -> None:
@@ -15,10 +15,12 @@ def up(config: ConfigFile, setting: Set = None) -> None:
     are ready and ends the others; a second one does not wait for them.
     """
     from tokenmill.folder import RunFolder
+    from tokenmill.up import check_local
     from tokenmill.up import up as start
     from tokenmill.view import View
 
     loaded = load(config, setting)
+    check_local(loaded)
     folder = RunFolder(loaded.folder)
     folder.create()
     try:
@@ -51,20 +53,25 @@ def watch(run_path: RunPath = None) -> None:
 def logs(
     run_path: RunPath = None,
     server: Annotated[
-        int | None,
-        typer.Argument(metavar="[SERVER]", help="A server's number; default: all.", autocompletion=server_numbers),
+        str | None,
+        typer.Argument(
+            metavar="[SERVER]", help="A server's name, or a node's; default: all.", autocompletion=server_names
+        ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended, until Ctrl-C.")] = False,
     lines: Annotated[int | None, typer.Option("--lines", "-n", min=1, help="Last lines of each log; 50.")] = None,
     this_life: Annotated[bool, typer.Option("--since-start", help="All since each server's last start.")] = False,
 ) -> None:
-    """Show the servers' own logs, each line with its server's number in front."""
+    """Show the servers' own logs, each line with its server's name in front: those that lie on this machine."""
     from tokenmill import logs as steps
     from tokenmill.servers import folder_of
 
     count = lines if lines or this_life else 50
     gone = steps.reader_gone(sys.stdout)
     folder = folder_of(run_path)
+    if server is None:
+        for _, words in steps.elsewhere(folder):
+            say(words)
     for found in steps.logs(folder, server, follow=follow, lines=count, this_life=this_life, ended=gone):
         typer.echo(steps.shown(*found, sys.stdout), color=True)
 

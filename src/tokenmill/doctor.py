@@ -46,7 +46,7 @@ CHECKS: dict[str, Check] = {
     "prompts": check_prompts,  # last: it loads a tokenizer
 }
 
-RUN_CHECKS = ("output", "prompts")
+RUN_CHECKS = ("output", "notify", "prompts")
 """What a run asks of its own machine where its nodes are elsewhere; they ask everything else, each of its own."""
 
 NODE_CHECKS = {name: check for name, check in CHECKS.items() if name not in RUN_CHECKS}

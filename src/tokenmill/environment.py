@@ -1,4 +1,5 @@
 """What a run ran on, written down while it is known: one row in environment.jsonl for each machine or version it met.
+A node's row comes to the head with its status.
 
 For the report, whose reader was not there. Nothing is decided by it; what cannot be read stays empty.
 """
@@ -7,6 +8,7 @@ import os
 import platform
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,52 +16,61 @@ from msgspec.structs import replace
 
 from tokenmill import __version__, linefile
 from tokenmill.config import Config
+from tokenmill.core.environment import Environment, unlike
+from tokenmill.core.status import NodeStatus
 from tokenmill.errors import PreflightError
+from tokenmill.events import Event, EventLog, now
 from tokenmill.folder import RunFolder
 from tokenmill.machine import gpus, nvml
 from tokenmill.machine.gpus import Gpu
 
-
-class Environment(msgspec.Struct, frozen=True):
-    """`t` is when it was first seen, Unix time. `gpus` are the cards that the run may use, "7 × NVIDIA H200, 139 GiB";
-    memory in bytes."""
-
-    t: float
-    tokenmill: str
-    python: str
-    engine: str
-    engine_version: str
-    system: str
-    kernel: str
-    processor: str
-    cores: int
-    memory: int
-    driver: str = ""
-    cuda: str = ""
-    gpus: tuple[str, ...] = ()
-
-
 _decode = msgspec.json.Decoder(Environment)
 
 
-async def note(config: Config, folder: RunFolder, engine_version: str) -> None:
-    """Writes down what this start runs on, unless the last row says the same."""
-    cards: list[Gpu] = []
-    if config.fleet.gpus != "none" and not config.engine.addresses:
+class Census:
+    """What a run runs on, in environment.jsonl: a row for each machine that is not as its last row says. Nodes that are
+    unlike the first are told of, each once."""
+
+    def __init__(self, folder: RunFolder, log: EventLog) -> None:
+        self._path = folder.environment
+        self._log = log
+        self._last = {row.node: row for row in read(folder.environment)}
+        self._first: Environment | None = None
+        self._told: dict[str, str] = {}
+
+    async def note_head(self, config: Config, engine_version: str) -> None:
+        """Writes down what this start runs on; its nodes' cards are theirs to tell."""
+        cards: list[Gpu] = []
+        if config.fleet.cluster == "local" and config.fleet.gpus != "none" and not config.engine.addresses:
+            try:
+                cards = gpus.choose(await nvml.answer(), config.fleet.gpus)
+            except PreflightError:
+                pass  # the node says it, and decides
+        self._keep(look(config.engine.kind, engine_version, cards))
+
+    def note(self, nodes: Sequence[NodeStatus]) -> None:
+        """Writes down what nodes run on, where there are several."""
+        for row in (status.environment for status in nodes if status.node and status.environment):
+            self._keep(row)
+            self._first = self._first or row
+            words = unlike(row, self._first)
+            if words and words != self._told.get(row.node):
+                text = f"unlike node {self._first.node}: {words}"
+                self._log.add(Event(now(), "node", text, level="warn", node=row.node))
+            self._told[row.node] = words
+
+    def _keep(self, row: Environment) -> None:
+        before = self._last.get(row.node)
+        if before is not None and replace(before, t=row.t) == row:
+            return
+        self._last[row.node] = row
         try:
-            cards = gpus.choose(await nvml.answer(), config.fleet.gpus)
-        except PreflightError:
-            pass  # the node says it, and decides
-    row = look(config.engine.kind, engine_version, cards)
-    before = read(folder.environment)
-    if not before or replace(before[-1], t=row.t) != row:
-        try:
-            linefile.append(folder.environment, msgspec.json.encode(row))
+            linefile.append(self._path, msgspec.json.encode(row))
         except OSError:
             pass  # the store says it if the disk is full
 
 
-def look(engine: str, engine_version: str, cards: list[Gpu]) -> Environment:
+def look(engine: str, engine_version: str, cards: Sequence[Gpu], node: str = "") -> Environment:
     """This machine, now."""
     told = Counter(f"{card.name}, {card.memory_total / 2**30:.0f} GiB" for card in cards)
     return Environment(
@@ -76,6 +87,7 @@ def look(engine: str, engine_version: str, cards: list[Gpu]) -> Environment:
         driver=next((card.driver for card in cards if card.driver), ""),
         cuda=next((".".join(map(str, card.cuda)) for card in cards if card.cuda), ""),
         gpus=tuple(f"{count} × {name}" for name, count in told.items()),
+        node=node,
     )
 
 

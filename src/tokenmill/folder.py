@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tokenmill.core.peak import Peak
-from tokenmill.core.status import RunStatus
+from tokenmill.core.status import RunStatus, name_of
 from tokenmill.errors import PreflightError, UsageError
 from tokenmill.machine import filesystems, processes
 from tokenmill.machine.group import Group
@@ -55,6 +55,11 @@ class ServerEntry(msgspec.Struct, frozen=True):
     segments: tuple[Claim, ...] = ()
     gpu_bases: tuple[int | None, ...] = ()
     peak: Peak | None = None
+
+    @property
+    def name(self) -> str:
+        """As the server is called everywhere."""
+        return name_of(self.node, self.index)
 
     @property
     def processes(self) -> Group:

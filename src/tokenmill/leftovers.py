@@ -73,9 +73,9 @@ async def end(
         was = place(entry, [each.pid for each in group.look(entry.processes).living])
         ending = await end_survivor(folder, entry, grace_s=grace_s)
         if ending.pids:
-            log.say("down", f"server {entry.index} {ending.left}", "error")
+            log.say("down", f"server {entry.name} {ending.left}", "error")
         else:
-            words = "; ".join(filter(None, (f"server {entry.index} ended: {was}", ending.left, ending.others)))
+            words = "; ".join(filter(None, (f"server {entry.name} ended: {was}", ending.left, ending.others)))
             log.say("down", words, "warn" if ending.left else "info")
         return bool(ending.pids)
 

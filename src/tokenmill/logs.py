@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
+from tokenmill.cluster.left import nodes_here
+from tokenmill.core.status import by_name, name_of
 from tokenmill.errors import UsageError
 from tokenmill.folder import RunFolder
 from tokenmill.untrusted import coloured, harmless
@@ -111,46 +113,75 @@ def _text(line: bytes) -> str:
     return line.decode("utf-8", "replace")
 
 
-def numbers(folder: RunFolder) -> list[int]:
-    """The servers that have a log or are known, in order."""
-    logged = (path.stem.removeprefix("server-") for path in folder.logs.glob("server-*.log"))
-    known = (entry.index for entry in folder.state().servers)
-    return sorted({*(int(number) for number in logged if number.isdigit()), *known})
+def places(folder: RunFolder) -> dict[str, Path]:
+    """The logs of the servers that have one or are known, by the servers' names in their order; of nodes those that lie
+    on this machine."""
+    found: dict[str, Path] = {}
+    for node, own in ("", folder), *nodes_here(folder).items():
+        logged = (path.stem.removeprefix("server-") for path in own.logs.glob("server-*.log"))
+        known = (entry.index for entry in own.state().servers)
+        for index in sorted({*(int(number) for number in logged if number.isdigit()), *known}):
+            found[name_of(node, index)] = own.log(index)
+    return found
+
+
+def elsewhere(folder: RunFolder) -> Iterator[tuple[str, str]]:
+    """Nodes whose logs lie on their own machines, and where, in words."""
+    status, here = folder.status(), nodes_here(folder)
+    for node in status.nodes if status else ():
+        if node.node not in here:
+            where = f"on its machine, {node.at}" if node.at else "on its machine"
+            yield node.node, f"the logs of node {node.node} lie {where}: {folder.path / 'nodes' / node.node / 'logs'}"
+
+
+def _wanted(folder: RunFolder, server: str | None) -> dict[str, Path]:
+    """Raises UsageError."""
+    found = places(folder)
+    if server is None:
+        return found
+    chosen = {name: path for name, path in found.items() if name == server or name.startswith(f"{server}/")}
+    if not chosen:
+        for node, words in elsewhere(folder):
+            if server == node or server.startswith(f"{node}/"):
+                raise UsageError(words, fix=f"there: tokenmill logs {folder.path / 'nodes' / node}")
+        has = f"the run has {', '.join(found)}" if found else "none has started yet"
+        raise UsageError(f"there is no log of server {server}: {has}")
+    return chosen
 
 
 def logs(
     folder: RunFolder,
-    server: int | None,
+    server: str | None,
     *,
     follow: bool,
     lines: int | None = 50,
     this_life: bool = False,
     ended: Callable[[], bool] = lambda: False,
-) -> Iterator[tuple[int, str]]:
-    """Server and line: the last lines of one log or of all, then what comes, until `ended` (nobody reads any more).
+) -> Iterator[tuple[str, str]]:
+    """Server and line: the last lines of one log, of a node's or of all, then what comes, until `ended` (nobody reads
+    any more).
 
     `this_life` leaves out what was written before the server's last start, where that start is still known. Raises
-    UsageError for a number that no server has.
+    UsageError for a name that no server has.
     """
-    found = numbers(folder)
-    if server is not None and server not in found:
-        has = f"the run has {', '.join(map(str, found))}" if found else "none has started yet"
-        raise UsageError(f"there is no log of server {server}: {has}")
+    found = _wanted(folder, server)
     if not found and not follow:
         raise UsageError(f"{folder.logs} holds no log: no server has started yet")
-    starts = {entry.index: entry.log_start for entry in folder.state().servers} if this_life else {}
-    open_logs: dict[int, Log] = {}
+    folders = (folder, *nodes_here(folder).values())
+    entries = [(name_of(entry.node, entry.index), entry) for own in folders for entry in own.state().servers]
+    starts = {name: entry.log_start for name, entry in entries} if this_life else {}
+    open_logs: dict[str, Log] = {}
     try:
-        for number in found if server is None else [server]:
-            log = open_logs[number] = Log(folder.log(number), starts.get(number, 0))
-            yield from ((number, line) for line in log.last(lines))
+        for name, path in found.items():
+            log = open_logs[name] = Log(path, starts.get(name, 0))
+            yield from ((name, line) for line in log.last(lines))
             if not follow:
-                yield from ((number, line) for line in log.half)
+                yield from ((name, line) for line in log.half)
         while follow and not ended():
             time.sleep(LOOK_S)
-            for number in numbers(folder) if server is None else [server]:
-                log = open_logs.setdefault(number, Log(folder.log(number)))
-                yield from ((number, line) for line in log.new())
+            for name, path in (places(folder) if server is None else found).items():
+                log = open_logs.setdefault(name, Log(path))
+                yield from ((name, line) for line in log.new())
     finally:
         for log in open_logs.values():
             log.close()
@@ -166,10 +197,11 @@ def reader_gone(stream: TextIO) -> Callable[[], bool]:
     return lambda: any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def shown(number: int, line: str, stream: TextIO) -> str:
-    """A line with its server's number in front, as it is; on a terminal coloured, and without what else that obeys."""
+def shown(name: str, line: str, stream: TextIO) -> str:
+    """A line with its server's name in front, as it is; on a terminal coloured, and without what else that obeys."""
     if not stream.isatty():
-        return f"[{number}] {line}"
+        return f"[{name}] {line}"
     if os.environ.get("NO_COLOR"):
-        return f"[{number}] {harmless(line)}"
-    return f"\033[{COLOURS[number % len(COLOURS)]}m[{number}]\033[0m {coloured(line)}"
+        return f"[{name}] {harmless(line)}"
+    node, index, _ = by_name(name)
+    return f"\033[{COLOURS[(sum(node.encode()) + index) % len(COLOURS)]}m[{name}]\033[0m {coloured(line)}"

@@ -13,12 +13,13 @@ from typing import Any
 
 from msgspec import structs
 
-from tokenmill import caches, launch, plugins
+from tokenmill import caches, environment, launch, plugins
 from tokenmill.attempt import Orders
 from tokenmill.auditing import Auditor
 from tokenmill.cluster.base import Results
 from tokenmill.config import Config, rules_of
 from tokenmill.core import server as core
+from tokenmill.core.environment import Environment
 from tokenmill.core.records import Prompt, Record
 from tokenmill.core.status import NodeStatus
 from tokenmill.engines.base import Engine
@@ -88,7 +89,7 @@ class LocalNode:
         self._grace_s: float | None = None
         self._keep = False
         self._tokens = 0
-        self._made_of = ""
+        self._environment: Environment | None = None
         self._told: Told | None = None
 
     async def prepare(self) -> None:
@@ -105,7 +106,7 @@ class LocalNode:
         files = await asyncio.to_thread(modelfiles.fingerprint, model) if model is not None else ""
         uses_gpus = config.fleet.gpus != "none" and not config.engine.addresses
         cards = gpus.choose(await nvml.answer(), config.fleet.gpus) if uses_gpus else None
-        self._made_of = f"{gpus.counted(cards or ())}, {engine.package or config.engine.kind} {version}".rstrip()
+        self._environment = environment.look(config.engine.kind, version, cards or (), self.name)
         drawn = sampling(config, model)
         generation = config.generation
         orders = Orders(
@@ -244,7 +245,8 @@ class LocalNode:
             tokens=self._tokens,
             findings=self._auditor.findings if self._auditor else (),
             step=self._told.step if self._told else None,
-            made_of=self._made_of,
+            environment=self._environment,
+            state="draining" if self._stopping.is_set() else "",
         )
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:

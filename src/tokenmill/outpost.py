@@ -16,22 +16,28 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from tokenmill import errors, store
+from tokenmill import __version__, errors, store
 from tokenmill.checks.base import Context
 from tokenmill.cluster.base import Results
 from tokenmill.config import Config
+from tokenmill.core import status
 from tokenmill.core.dispatch import Id, id_of
 from tokenmill.core.records import Prompt, Record
 from tokenmill.core.status import NodeStatus
 from tokenmill.doctor import NODE_CHECKS, examine, refuse
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import PreflightError, TokenmillError, UsageError
 from tokenmill.events import Event, now
 from tokenmill.folder import RunFolder
 from tokenmill.leftovers import survivors, sweep
+from tokenmill.machine import nvml
+from tokenmill.machine.gpus import lent
 from tokenmill.node import RESULTS_WAIT_S, LocalNode
 
 SILENT_S = 5.0
 """A head asks at least once a second; a full disk or a stopped process may keep it for a moment."""
+
+QUIET_S = 3.0
+"""A head that lives asks every second: after this one may be followed by another."""
 
 LINGER_S = 0.03
 """Records of so long travel together: a parcel costs its head 1 ms, and an answer may wait 50 ms for its write."""
@@ -42,12 +48,15 @@ MOST_EVENTS = 1000
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What a node is to do: the run's config as JSON, the id of its settings, the node's name, checks to leave out."""
+    """What a node is to do: the run's config as JSON, the id of its settings, the node's name, checks to leave out.
+    `head` is who says so, in words that no other process has, `version` its tokenmill."""
 
     config: str
     settings: str
     node: str
     skip: tuple[str, ...] = ()
+    head: str = ""
+    version: str = __version__
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -62,6 +71,10 @@ class Trouble(msgspec.Struct, frozen=True):
         found = getattr(errors, self.kind, TokenmillError)
         made: TokenmillError = found(self.text, fix=self.fix)
         return made
+
+
+def _refusal(error: TokenmillError) -> bytes:
+    return msgspec.json.encode(Trouble(type(error).__name__, str(error), error.fix))
 
 
 class Parcel(msgspec.Struct, frozen=True):
@@ -104,15 +117,18 @@ class Outpost:
     """`begin` comes first, from each head anew. All messages are JSON. `deserted` is set once no head has come back in
     time and the servers have ended: nobody needs this process any more."""
 
-    def __init__(self, silent_s: float = SILENT_S) -> None:
+    def __init__(self, silent_s: float = SILENT_S, quiet_s: float = QUIET_S) -> None:
         self.deserted = asyncio.Event()
         self._silent_s = silent_s
+        self._quiet_s = quiet_s
         self._order: Order | None = None
+        self._head = ""
         self._node: LocalNode | None = None
         self._life: asyncio.Task[None] | None = None
         self._guard: asyncio.Task[None] | None = None
         self._spool: Spool | None = None
         self._trouble: Trouble | None = None
+        self._doctor: tuple[status.Finding, ...] = ()
         self._held: dict[Id, Prompt] = {}
         self._introduce = False
         self._taking = asyncio.Lock()
@@ -123,20 +139,38 @@ class Outpost:
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._heard = time.monotonic()
 
-    async def begin(self, order: bytes) -> None:
+    async def begin(self, order: bytes) -> bytes | None:
         """A head has come: it meets the node that lives here if that was launched by the same order, else a new one,
-        which adopts the servers that fit."""
-        self._heard = time.monotonic()
+        which adopts the servers that fit. Returns the Trouble that there is with that, None where there is none."""
         asked = msgspec.json.decode(order, type=Order)
+        if asked.version != __version__:
+            words = f"tokenmill is {__version__} here, {asked.version} at the run's head"
+            return _refusal(PreflightError(words, fix="install the same on every machine"))
+        if await self._serves_another(asked.head):
+            words = f"this node works for another run of the same folder: {self._head}"
+            return _refusal(UsageError(words, fix="end one of them, or give it another name"))
+        self._heard, self._head = time.monotonic(), asked.head
+        asked = replace(asked, head="")
+        config = Config.model_validate_json(asked.config)
         async with self._taking:
             if self._living and asked == self._order:
                 self._introduce = True
-                return
+                return None
         await self._end_life()
         self._order, self._trouble, self._node, self._held = asked, None, None, {}
         self._life = asyncio.create_task(self._live(asked), name="node")
-        patience_s = Config.model_validate_json(asked.config).fleet.wait_for_head
-        self._guard = asyncio.create_task(self._watch(patience_s))
+        self._guard = asyncio.create_task(self._watch(config.fleet.wait_for_head))
+        return None
+
+    async def _serves_another(self, head: str) -> bool:
+        """Whether another head than this one goes on to ask: two on one folder come from two machines, each of which
+        has a folder of that name. One that was killed falls silent within a second."""
+        deadline = time.monotonic() + 2 * self._quiet_s
+        while self._living and self._head != head and self._silence() < self._quiet_s:
+            if time.monotonic() > deadline:
+                return True
+            await asyncio.sleep(self._quiet_s / 10)
+        return False
 
     @property
     def _living(self) -> bool:
@@ -191,7 +225,8 @@ class Outpost:
 
     async def status(self) -> bytes:
         self._heard = time.monotonic()
-        return msgspec.json.encode(await self._node.status() if self._node else NodeStatus(self._name, ()))
+        found = await self._node.status() if self._node else NodeStatus(self._name, (), state="doctor")
+        return msgspec.json.encode(replace(found, doctor=self._doctor))
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:
         """As a node's stop."""
@@ -201,11 +236,19 @@ class Outpost:
         elif self._life is not None:
             self._life.cancel()
 
+    async def dismiss(self) -> None:
+        """Its run is dead and is not waited for: as if no head had come back in time."""
+        await self.stop(0.0, keep=False)
+        await self._drained()
+        asyncio.get_running_loop().call_later(LOOK_S, self.deserted.set)  # this call's answer goes first
+
     # -- its life ----------------------------------------------------------------------------------------------------
     async def _live(self, order: Order) -> None:
         try:
             config = Config.model_validate_json(order.config)
             folder = folder_of(config, order.node)
+            if isinstance(config.fleet.gpus, list):
+                lent(await nvml.answer(), config.fleet.gpus)
             with folder.own("node"):
                 self._spool = Spool(folder.path / "spool.jsonl")
                 sweep(folder)
@@ -213,10 +256,11 @@ class Outpost:
                 context = Context(config, folder, living, thorough=False)
                 skip = tuple(name for name in order.skip if name in NODE_CHECKS)
                 findings = await asyncio.to_thread(examine, context, skip, checks=NODE_CHECKS)
-                for finding in findings:
-                    if finding.level in ("warn", "unknown"):
-                        words = f"{finding.check}: {finding.message}"
-                        self._events.append(Event(now(), "doctor", words, "", "warn", finding.fix, node=order.node))
+                told = [finding for finding in findings if finding.level in ("warn", "unknown")]
+                self._doctor = tuple(status.Finding(x.check, "", x.message, x.fix) for x in told)
+                for finding in self._doctor:
+                    words = f"{finding.kind}: {finding.text}"
+                    self._events.append(Event(now(), "doctor", words, "", "warn", finding.fix, node=order.node))
                 refuse(findings)
                 self._node = LocalNode(config, folder, order.settings, living, order.node)
                 await self._node.run()

@@ -6,12 +6,12 @@ there is something in it; what is not known is null, with the reason. Starts not
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenmill import launch, plugins, stage
 from tokenmill.config import Config
-from tokenmill.core.capacity import Forecast, in_flight, tokens_of_one
+from tokenmill.core.capacity import Forecast, Given, in_flight, tokens_of_one
 from tokenmill.core.shape import CACHE_BYTES
 from tokenmill.engines.base import Engine
 from tokenmill.errors import PreflightError, UsageError
@@ -22,7 +22,7 @@ from tokenmill.machine.gpus import Gpu
 from tokenmill.planning import advice, lengths
 from tokenmill.planning import forecast as foretelling
 from tokenmill.planning.advice import Situation
-from tokenmill.planning.answer import Plan, Range
+from tokenmill.planning.answer import NodePlan, Plan, Range
 from tokenmill.planning.lengths import Lengths
 from tokenmill.planning.measured import Measured, measure
 from tokenmill.staging import bring
@@ -68,61 +68,133 @@ class _Work:
         return Range(round(told + left.low), round(told + left.high))
 
 
-def build(config: Config, cards: Sequence[Gpu] | None = None, tokens_per_s: float | None = None) -> Plan:
-    """`cards` are the machine's GPUs, read where the run uses some and they are not given; `tokens_per_s` is of all
-    servers together, if it is known. Raises PreflightError where the cards are not as the config asks.
-    """
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """What one machine would run."""
+
+    engine: Engine
+    cards: Sequence[Gpu]
+    servers: int
+    given: Given
+    found: Forecast
+    running: int
+    limit: str
+
+
+def _machine(config: Config, cards: Sequence[Gpu] | None, notes: list[str]) -> _Machine:
+    """Raises PreflightError where the cards are not as the config asks."""
     engine: Engine = plugins.load("engines", config.engine.kind)()
     uses_gpus = config.fleet.gpus != "none" and not config.engine.addresses
     chosen = gpus.choose(nvml.read() if cards is None else cards, config.fleet.gpus) if uses_gpus else None
     places = launch.places(config, chosen)
-    notes: list[str] = []
     known = foretelling.given(config, chosen, _version(config, engine, notes))
     found = foretelling.forecast(engine, known)
     running, limit = in_flight(found.limits, known.asked, tokens_of_one(known.max_tokens, found.context))
     notes += [words for words in (found.trouble, found.doubt) if words]
     if known.shape is None and engine.package and not Path(config.model.path).is_file():
         notes.append(f"the model's config.json cannot be read at {config.model.path}: its memory is not counted")
-    work = _work(config, found, running * len(places), notes)
-    rate, hours_from = _rate(work, tokens_per_s)
-    disk = _disk(config, engine, work, notes)
-    free = filesystems.free_bytes(config.folder)
-    lost = advice.lost_with_the_machine_s(config)
-    situation = Situation(
-        config=config,
-        engine=engine,
-        given=known,
-        forecast=found,
-        running=running,
-        servers=len(places),
-        cards=len(chosen or ()),
-        prompts=work.prompts if work else None,
-        disk_needed=disk.get("journal", 0) + disk.get("parquet", 0),
-        disk_free=free,
+    return _Machine(engine, chosen or (), len(places), known, found, running, limit)
+
+
+def of_node(config: Config, node: str) -> NodePlan:
+    """This machine's part of a cluster's plan."""
+    notes: list[str] = []
+    try:
+        own = _machine(config, None, notes)
+    except PreflightError as error:
+        return NodePlan(node, trouble=str(error))
+    return NodePlan(
+        node=node,
+        servers=own.servers,
+        running_per_server=own.running,
+        limited_by=own.limit,
+        context=own.found.context,
+        kv_tokens_per_server=own.found.limits.kv_tokens,
+        cards=gpus.counted(own.cards),
+        changes=tuple(advice.changes(_situation(config, own))),
+        notes=tuple(notes),
     )
+
+
+def _situation(
+    config: Config, own: _Machine, prompts: Lengths | None = None, disk: dict[str, int] | None = None
+) -> Situation:
+    needed = disk or {}
+    return Situation(
+        config=config,
+        engine=own.engine,
+        given=own.given,
+        forecast=own.found,
+        running=own.running,
+        servers=own.servers,
+        cards=len(own.cards),
+        prompts=prompts,
+        disk_needed=needed.get("journal", 0) + needed.get("parquet", 0),
+        disk_free=filesystems.free_bytes(config.folder),
+    )
+
+
+def build(
+    config: Config,
+    cards: Sequence[Gpu] | None = None,
+    tokens_per_s: float | None = None,
+    nodes: Sequence[NodePlan] = (),
+) -> Plan:
+    """`cards` are the machine's GPUs, read where the run uses some and they are not given; `tokens_per_s` is of all
+    servers together, if it is known; `nodes` are a cluster's machines, which then count in this one's place. Raises
+    PreflightError where the cards are not as the config asks.
+    """
+    notes: list[str] = []
+    able = [node for node in nodes if not node.trouble]
+    if nodes and not able:
+        raise PreflightError(f"no machine of the cluster can have a node; {nodes[0].node}: {nodes[0].trouble}")
+    here = config.model_copy(update={"fleet": config.fleet.model_copy(update={"gpus": "none"})}) if able else config
+    own = _machine(here, cards, [] if able else notes)
+    if able:
+        own = _of_all(own, able)
+        notes += [f"node {node.node}: {node.trouble}" for node in nodes if node.trouble]
+        notes += dict.fromkeys(words for node in able for words in node.notes)
+    work = _work(config, own.found, own.running * own.servers, notes)
+    rate, hours_from = _rate(work, tokens_per_s)
+    disk = _disk(config, own.engine, work, notes)
+    situation = _situation(config, own, work.prompts if work else None, disk)
     tokens = work.to_generate() if work else None
+    shape = own.given.shape
     return Plan(
-        servers=len(places),
-        running_per_server=running,
-        limited_by=limit,
-        waiting_per_server=max(0, (known.asked or 0) - running),
+        servers=own.servers,
+        running_per_server=own.running,
+        limited_by=own.limit,
+        waiting_per_server=max(0, (own.given.asked or 0) - own.running),
         tokens=tokens,
         hours=_hours(tokens, rate),
         disk_bytes=disk,
-        lost_with_the_machine_s=lost,
-        changes=advice.changes(situation),
+        lost_with_the_machine_s=advice.lost_with_the_machine_s(config),
+        changes=list(dict.fromkeys(words for node in able for words in node.changes)) or advice.changes(situation),
         completions=work.completions if work else 0,
         pending=work.pending if work else 0,
         tokens_from=work.how if work else "no prompts can be read",
         hours_from=hours_from,
         prompt_tokens=_percentiles(work.prompts) if work else None,
         prompt_tokens_from=work.prompts.how if work else "",
-        context=found.context,
-        kv_tokens_per_server=found.limits.kv_tokens,
-        disk_free_bytes=free,
-        hidden_states_bytes=_hidden_states(known.shape.hidden, work) if work and known.shape else None,
+        context=own.found.context,
+        kv_tokens_per_server=own.found.limits.kv_tokens,
+        disk_free_bytes=situation.disk_free,
+        hidden_states_bytes=_hidden_states(shape.hidden, work) if work and shape else None,
         notes=notes,
+        nodes=tuple(nodes),
     )
+
+
+def _of_all(own: _Machine, nodes: Sequence[NodePlan]) -> _Machine:
+    """The nodes in place of this machine, which may have no card: all their servers, the mean of what each runs, and
+    the least context and cache."""
+    servers = sum(node.servers for node in nodes)
+    running = sum(node.servers * node.running_per_server for node in nodes) // max(servers, 1)
+    least = min(nodes, key=lambda node: node.running_per_server)
+    contexts = [node.context for node in nodes if node.context is not None]
+    limits = replace(own.found.limits, kv_tokens=least.kv_tokens_per_server)
+    found = replace(own.found, context=min(contexts, default=None), limits=limits)
+    return replace(own, servers=servers, running=running, limit=least.limited_by, found=found)
 
 
 def _version(config: Config, engine: Engine, notes: list[str]) -> str:

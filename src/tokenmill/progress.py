@@ -3,13 +3,13 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from tokenmill.core.efficiency import Meter
 from tokenmill.core.eta import Eta
 from tokenmill.core.gate import Gate
-from tokenmill.core.status import NodeStatus, PromptCounts, RunStatus, ServerStatus
+from tokenmill.core.status import NodeStatus, PromptCounts, RunStatus, ServerStatus, row_of, together
 from tokenmill.events import now
 from tokenmill.folder import RunFolder
 from tokenmill.history import History
@@ -43,6 +43,7 @@ class Progress:
         self._before = folder.status()
         self._view = view
         self._node: NodeStatus | None = None
+        self._nodes: Sequence[NodeStatus] = ()
         self._eta = Eta()
         self._meter = Meter()
         self._began: float | None = None
@@ -63,9 +64,10 @@ class Progress:
         """By how much a look came later than it was due."""
         self._lags.append(max(seconds, 0.0))
 
-    def look(self, node: NodeStatus) -> None:
-        """Takes in a node's status, about once a second."""
-        self._node = node
+    def look(self, nodes: Sequence[NodeStatus]) -> None:
+        """Takes in the nodes' statuses, about once a second."""
+        self._nodes = nodes
+        self._node = node = together(nodes)
         if self.state not in ("generating", "draining") or self.ledger is None:
             return
         moment = time.monotonic()
@@ -129,6 +131,7 @@ class Progress:
             gate=self.gate.shares() if self.gate else (),
             step=step,
             efficiency=self._meter.efficiency,
+            nodes=tuple(row_of(node) for node in self._nodes if node.node),
         )
 
 

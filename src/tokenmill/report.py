@@ -67,6 +67,7 @@ def build(folder: RunFolder, ending: Ending, tell: Tell = lambda text: None) -> 
     went = course.course(rows, clock, names, found.history(), found.happened, found.signs())
     labels = figures.labels(rows, found.rules.reject)
     fleet = figures.servers(rows, clock.on_s)
+    machines = figures.nodes(fleet, found.environments)
     outliers = figures.outliers(labels, fleet)
     masks = figures.masks(rows)
     kinds, has_ids = examples.kinds(found)
@@ -83,7 +84,7 @@ def build(folder: RunFolder, ending: Ending, tell: Tell = lambda text: None) -> 
         verdict=verdict(ending, counts),
         good=not ending.trouble and ending.state == "done" and 0 < (ending.total or 0) <= _ended(counts),
         trouble=ending.trouble,
-        notable=list(_notable(counts, labels, outliers, masks, went, fleet)),
+        notable=[*_notable(counts, labels, outliers, masks, went, fleet), *captions.unlike(machines)],
         unknown=list(found.unknown),
         next=_next(found, ending, counts, has_ids),
         asked=ending.total,
@@ -99,6 +100,7 @@ def build(folder: RunFolder, ending: Ending, tell: Tell = lambda text: None) -> 
         prompt=figures.spread(rows.prompt[rows.verdict != FAILED]),
         masks=masks,
         labels=labels,
+        nodes=machines,
         servers=fleet,
         outliers=outliers,
         limits=_limits(found),

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 
 import tomli_w
 
-from tokenmill import dataset, environment, report, retry, settings
+from tokenmill import dataset, report, retry, settings
 from tokenmill.backup import keeper
 from tokenmill.cluster.base import Cluster
 from tokenmill.cluster.local import Alone
 from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
 from tokenmill.configfile import load
-from tokenmill.core.status import ENDED, together
+from tokenmill.core.status import ENDED
 from tokenmill.doctor import preflight
+from tokenmill.environment import Census
 from tokenmill.errors import ConfigError, GateError, PreflightError, TokenmillError, UsageError, boundary
 from tokenmill.events import EventLog, from_thread
 from tokenmill.explain import UNKNOWN, explain
@@ -160,7 +161,8 @@ async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
     """From the accounts to the report; returns 0 or 130."""
     config, folder, log, progress = desk.config, desk.folder, desk.log, desk.progress
     accounts = await resume(config, folder, log, desk.told, order.retry)
-    await environment.note(config, folder, accounts.row.engine_version)
+    census = Census(folder, log)
+    await census.note_head(config, accounts.row.engine_version)
     progress.ledger, progress.gate = accounts.ledger, accounts.gate
     store = Store(folder.data, config.output.segment, lambda text, level: log.say("store", text, level))
     progress.store = store
@@ -174,7 +176,7 @@ async def _produce(desk: Desk, order: Order, living: list[ServerEntry]) -> int:
         elif collector.alarm is not None or desk.interrupts.count:
             await _end_unneeded(desk, living, stopped=True)
         else:
-            trouble = await _generate(desk, collector, accounts, living)
+            trouble = await _generate(desk, collector, accounts, living, census)
     finally:
         desk.interrupts.finishing = True
         finished = collector.finished
@@ -225,7 +227,7 @@ async def _report(desk: Desk, accounts: Accounts, trouble: TokenmillError | None
 
 
 async def _generate(
-    desk: Desk, collector: Collector, accounts: Accounts, living: list[ServerEntry]
+    desk: Desk, collector: Collector, accounts: Accounts, living: list[ServerEntry], census: Census
 ) -> TokenmillError | None:
     """Runs the nodes until every prompt has its record or something ends them; returns their own trouble, if any."""
     cluster = _cluster(desk, accounts.row.id, living)
@@ -250,10 +252,10 @@ async def _generate(
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(run_nodes())
         collecting = tasks.create_task(collector.run(cluster))
-        watching = tasks.create_task(_watch(cluster, desk.progress))
+        watching = tasks.create_task(_watch(cluster, desk.progress, census))
         await asyncio.wait([running, collecting])
         watching.cancel()
-    desk.progress.look(together(await cluster.status()))
+    desk.progress.look(await cluster.status())
     desk.interrupts.stop = None
     accounts.feed.close()
     return trouble
@@ -271,12 +273,13 @@ def _cluster(desk: Desk, settings: str, living: list[ServerEntry]) -> Cluster:
     return RayCluster(desk.config, settings, desk.log, desk.skip)
 
 
-async def _watch(cluster: Cluster, progress: Progress) -> None:
+async def _watch(cluster: Cluster, progress: Progress, census: Census) -> None:
     while True:
-        status = together(await cluster.status())
-        if status.in_flight and progress.state == "starting":
+        nodes = await cluster.status()
+        census.note(nodes)
+        if progress.state == "starting" and any(node.in_flight for node in nodes):
             progress.state = "generating"
-        progress.look(status)
+        progress.look(nodes)
         progress.publish()
         await asyncio.sleep(STATUS_S)
 

@@ -4,30 +4,28 @@ Nothing wraps by itself and nothing is cut without a sign. What has no room is s
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from textwrap import wrap
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.text import Text
 
 from tokenmill.core.efficiency import of_peak
 from tokenmill.core.server import SERVING
-from tokenmill.core.status import RunStatus, ServerStatus
+from tokenmill.core.status import NodeRow, RunStatus, ServerStatus
 from tokenmill.events import Event
 from tokenmill.plain import against_gate, start_of, to_go
-from tokenmill.steps import step_words
+from tokenmill.steps import node_words, step_words
+from tokenmill.table import Row, table
 from tokenmill.untrusted import harmless
 
 COLUMNS = ("server", "state", "in flight, or start", "tok/s", "restarts", "accept")
-GAP = 2
-"""Between columns."""
+NODE_COLUMNS = ("node", "state", "servers", "in flight", "tok/s", "records")
 
 BAR, SERVER_BAR = 40, 6
 """Widths of the run's bar, at most, and of a server's."""
-
-LEAST_PROBLEM = 30
-"""Room beside a server's row that its last problem is worth; with less it stands below."""
 
 EVENTS_LEAST = 6
 """Lines of events that servers leave room for, with the title."""
@@ -42,6 +40,10 @@ LEVEL = {"warn": "yellow", "error": "red"}
 _TROUBLE = ("failed", "quarantined", "backoff", "suspect", "stopping", "pending", "starting", "answering", "canary")
 """Which servers are shown first where not all have room."""
 
+_NODE_STYLE = {"ready": "green", "failed": "red", "lost": "red", "backoff": "yellow"}
+_NODE_TROUBLE = ("failed", "lost", "backoff", "staging", "doctor", "joining", "starting", "draining")
+"""Which nodes are."""
+
 
 def screen(status: RunStatus | None, events: Sequence[Event], width: int, height: int) -> list[Text]:
     """The whole screen, at most `height` lines of `width` cells."""
@@ -49,9 +51,14 @@ def screen(status: RunStatus | None, events: Sequence[Event], width: int, height
     if status is not None:
         lines += _head(status, width)
         told = list(_findings(status))
+        kept_free = min(len(events) + 1 if events else 0, EVENTS_LEAST)
+        room = height - len(lines) - len(told) - kept_free
+        if status.nodes:
+            nodes = list(_nodes(status.nodes, width, max(room // 2, room - 3 * len(status.servers), 3)))
+            lines += nodes
+            room -= len(nodes)
         if status.servers:
-            kept_free = min(len(events) + 1 if events else 0, EVENTS_LEAST)
-            lines += _servers(status.servers, width, height - len(lines) - len(told) - kept_free)
+            lines += _servers(status.servers, width, room)
         lines += told
     room = height - len(lines)
     if events and room >= 2:
@@ -120,64 +127,40 @@ def _findings(status: RunStatus) -> Iterator[Text]:
 
 
 def _servers(servers: Sequence[ServerStatus], width: int, room: int) -> Iterator[Text]:
-    """A row each, its problem beside or below it; trouble first and the rest in one line where not all have room."""
-    cells = [_cells(server) for server in servers]
-    widths = [max(map(cell_len, column)) for column in zip(COLUMNS, *cells, strict=True)]
-    kept = len(COLUMNS)
-    while kept > 2 and sum(widths[:kept]) + GAP * (kept - 1) > width:
-        kept -= 1  # narrow terminals lose the right-most columns, never the state
-    used = sum(widths[:kept]) + GAP * kept
-    beside = width - used >= LEAST_PROBLEM
+    """A row each, its problem beside or below it."""
     ready = sum(server.state in SERVING for server in servers)
-    title = "  ".join(set_cell_size(name, size) for name, size in zip(COLUMNS[:kept], widths, strict=False))
-    yield Text(f"{title}  {'last problem' if beside else ''}".rstrip(), style="dim")
 
-    blocks = [
-        list(_rows(server, words, widths[:kept], width if beside else 0))
-        for server, words in zip(servers, cells, strict=True)
-    ]
-    if sum(map(len, blocks)) < room:
-        for block in blocks:
-            yield from block
-        return
-    order = sorted(range(len(servers)), key=lambda number: _rank(servers[number]))
-    left, shown = room - 2, 0  # the title and the sum
-    for number in order:
-        if len(blocks[number]) > left:
-            break
-        left -= len(blocks[number])
-        shown += 1
-        yield from blocks[number]
-    rest = [servers[number] for number in order[shown:]]
-    yield Text(_sum(rest, ready, len(servers), first=not shown), style="dim")
+    def summed(numbers: Sequence[int], is_all: bool) -> str:
+        return _sum([servers[number] for number in numbers], ready, len(servers), first=is_all)
+
+    return table(
+        COLUMNS, "last problem", [_server(at, server) for at, server in enumerate(servers)], width, room, summed
+    )
 
 
-def _rank(server: ServerStatus) -> tuple[int, int]:
-    return (_TROUBLE.index(server.state) if server.state in _TROUBLE else len(_TROUBLE), server.index)
+def _server(at: int, server: ServerStatus) -> Row:
+    rank = _TROUBLE.index(server.state) if server.state in _TROUBLE else len(_TROUBLE)
+    return Row(
+        _cells(server),
+        server.last_error or server.doing or server.last_problem,
+        presses=bool(server.last_error or server.doing),
+        rank=(rank, at),
+        style=_STYLE.get(server.state, ""),
+        is_fine=server.state in SERVING,
+    )
 
 
 def _sum(rest: Sequence[ServerStatus], ready: int, count: int, *, first: bool) -> str:
-    states = {server.state: sum(other.state == server.state for other in rest) for server in rest}
-    told = ", ".join(f"{number} {state}" for state, number in states.items())
     slots = sum(server.capacity for server in rest)
     flight = f"; {sum(server.in_flight for server in rest)}/{slots} in flight" if slots else ""
     rate = sum(server.tokens_per_s for server in rest)
-    return f"{'' if first else 'and '}{told}{flight}{f', {rate:,.0f} tok/s' if rate else ''}  ({ready}/{count} ready)"
+    words = f"{_states(server.state for server in rest)}{flight}{f', {rate:,.0f} tok/s' if rate else ''}"
+    return f"{'' if first else 'and '}{words}  ({ready}/{count} ready)"
 
 
-def _rows(server: ServerStatus, words: Sequence[str], widths: Sequence[int], width: int) -> Iterator[Text]:
-    """Its row, with the last problem beside it where there is `width` for that, else below where it is in trouble."""
-    row = Text()
-    for number, (word, size) in enumerate(zip(words, widths, strict=False)):
-        row.append(set_cell_size(word, size), style=_STYLE.get(server.state, "") if number == 1 else "")
-        row.append(" " * GAP)
-    problem = harmless(server.last_error or server.doing or (server.last_problem if width else ""))
-    if problem and width:
-        row.append(problem, style="dim" if server.state in SERVING else "yellow")
-    row.rstrip()
-    yield row
-    if problem and not width:
-        yield Text(f"    {problem}", style="yellow")
+def _states(states: Iterable[str]) -> str:
+    """How many of each."""
+    return ", ".join(f"{count} {state}" for state, count in Counter(states).items())
 
 
 def _cells(server: ServerStatus) -> tuple[str, ...]:
@@ -199,6 +182,37 @@ def _cells(server: ServerStatus) -> tuple[str, ...]:
         f"{server.tokens_per_s:,.0f}" if server.capacity else "",
         str(server.restarts) if server.restarts else "",
         f"{server.accept_length:.2f}" if server.accept_length and server.capacity else "",
+    )
+
+
+# -- the nodes, where there are several --------------------------------------------------------------------------------
+def _nodes(nodes: Sequence[NodeRow], width: int, room: int) -> Iterator[Text]:
+    """A row each, what it is at beside or below it."""
+    ready = sum(node.state == "ready" for node in nodes)
+
+    def summed(numbers: Sequence[int], is_all: bool) -> str:
+        states = _states(nodes[number].state for number in numbers)
+        return f"{'' if is_all else 'and '}{states}  ({ready}/{len(nodes)} nodes ready)"
+
+    return table(NODE_COLUMNS, "note", [_node(at, node) for at, node in enumerate(nodes)], width, room, summed)
+
+
+def _node(at: int, node: NodeRow) -> Row:
+    rate = f"{node.tokens_per_s:,.0f}" if node.capacity else ""
+    return Row(
+        (
+            node.node,
+            node.state,
+            f"{node.ready}/{node.servers}" if node.servers else "",
+            f"{node.in_flight}/{node.capacity}" if node.capacity else "",
+            rate,
+            f"{node.records:,}" if node.records else "",
+        ),
+        node_words(node),
+        presses=node.state != "ready",
+        rank=(_NODE_TROUBLE.index(node.state) if node.state in _NODE_TROUBLE else len(_NODE_TROUBLE), at),
+        style=_NODE_STYLE.get(node.state, ""),
+        is_fine=node.state in ("ready", "ended", "draining"),
     )
 
 

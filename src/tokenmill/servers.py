@@ -11,14 +11,17 @@ from msgspec.structs import replace
 
 from tokenmill import configfile, events
 from tokenmill.core.efficiency import words as efficiency_words
+from tokenmill.cluster import left
+from tokenmill.core.roll import found
 from tokenmill.core.server import SERVING, State
-from tokenmill.core.status import ENDED, PromptCounts, RunStatus, ServerStatus
+from tokenmill.core.status import ENDED, NodeRow, PromptCounts, RunStatus, ServerStatus
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.events import EventLog
 from tokenmill.folder import Owner, RunFolder, ServerEntry
 from tokenmill.leftovers import end, kill, place, survivors, sweep
 from tokenmill.machine import processes
 from tokenmill.plain import duration, start_of, to_go
+from tokenmill.steps import step_words
 from tokenmill.supervise import STOP_GRACE_S
 from tokenmill.untrusted import harmless
 from tokenmill.view import KEPT, LINE_EVERY_S, View
@@ -76,7 +79,7 @@ def status_of(folder: RunFolder) -> RunStatus:
         words = f"tokenmill {owner.command}, pid {owner.process.pid}, has not said anything for {duration(silent)}"
         return replace(last, message=last.message or words) if silent > SILENT_S else last
     entries = folder.state().servers
-    living = {(entry.node, entry.index): entry for entry in survivors(folder)}
+    living = {(entry.node, entry.index): entry for entry in (*survivors(folder), *left.servers(folder))}
     if last is None:
         servers = tuple(_left(entry, None) for entry in living.values())
         return RunStatus(folder.path.name, "stopped", PromptCounts(), servers, 0.0, None, None)
@@ -88,7 +91,8 @@ def status_of(folder: RunFolder) -> RunStatus:
     if state == "up" or (state == "failed" and not entries):
         shown += [_lost(server) for key, server in known.items() if key not in living]
     shown.sort(key=lambda server: (server.node, server.index))
-    return replace(last, state=state, servers=tuple(shown), tokens_per_s=0.0, eta_s=None, step=None)
+    nodes = left.rows(folder, last)
+    return replace(last, state=state, servers=tuple(shown), tokens_per_s=0.0, eta_s=None, step=None, nodes=nodes)
 
 
 def _left(entry: ServerEntry, known: ServerStatus | None) -> ServerStatus:
@@ -123,27 +127,55 @@ def status_lines(status: RunStatus) -> Iterator[str]:
     counts = status.prompts
     ready = sum(server.state in SERVING for server in status.servers)
     servers = f", {ready}/{len(status.servers)} servers ready" if status.servers else ", no servers"
-    yield f"{status.run}: {status.state}{servers}"
+    nodes = f", {sum(node.state == 'ready' for node in status.nodes)}/{len(status.nodes)} nodes" if status.nodes else ""
+    yield f"{status.run}: {status.state}{'' if status.state in ENDED else nodes}{servers}"
     if counts.total:
-        left = f", {words}" if (words := to_go(status)) else ""
-        yield f"  {counts.done:,}/{counts.total:,} done: {counts.verdicts}{left}"
+        more = f", {words}" if (words := to_go(status)) else ""
+        yield f"  {counts.done:,}/{counts.total:,} done: {counts.verdicts}{more}"
     if words := efficiency_words(status.efficiency):
         yield f"  {words}"
     if status.copied:
         yield f"  the last whole copy is {duration(time.time() - status.copied)} old"
-    rows = [_row(server) for server in status.servers]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for server, row in zip(status.servers, rows, strict=True):
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
-        yield f"  {'  '.join(cells)}".rstrip()
-        if words := server.last_error or server.doing:
-            yield f"      {harmless(words)}"
+    if status.nodes:
+        yield from _aligned([_node_row(node) for node in status.nodes], [_node_below(node) for node in status.nodes])
+    below = [(words,) if (words := server.last_error or server.doing) else () for server in status.servers]
+    yield from _aligned([_row(server) for server in status.servers], below)
+    for whose, finding in found(status.nodes):
+        yield f"  {whose}: {finding.kind}: {harmless(finding.text)}"
+        if finding.fix:
+            yield f"    fix: {finding.fix}"
     for finding in status.findings:
         yield f"  server {finding.server}: {harmless(finding.text)}"
         if finding.fix:
             yield f"    fix: {finding.fix}"
     if status.message:
         yield f"  {harmless(status.message, lines=True)}"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]], below: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows in columns, each with its lines below it."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row, lines in zip(rows, below, strict=True):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width)
+        yield f"  {'  '.join(cells)}".rstrip()
+        yield from (f"      {harmless(line)}" for line in lines)
+
+
+def _node_row(node: NodeRow) -> tuple[str, ...]:
+    return (
+        f"node {node.node}",
+        node.state,
+        f"at {node.at}" if node.at else "",
+        f"{node.ready}/{node.servers} servers" if node.servers else "",
+        f"{node.in_flight}/{node.capacity} in flight, {node.tokens_per_s:,.0f} tok/s" if node.capacity else "",
+        f"{node.records:,} records" if node.records else "",
+        node.made_of,
+    )
+
+
+def _node_below(node: NodeRow) -> list[str]:
+    """Why it is so, what it stages."""
+    return [line for line in (node.note, step_words(node.step) if node.step else "") if line]
 
 
 def _row(server: ServerStatus) -> tuple[str, ...]:
@@ -178,27 +210,40 @@ def watch(folder: RunFolder, view: View, *, poll_s: float = 1.0) -> RunStatus:
 
 # -- its end -----------------------------------------------------------------------------------------------------------
 def down(folder: RunFolder, view: View, *, now: bool = False) -> int:
-    """Asks a living owner to drain and exit (`now`: to cut), then ends the servers left; returns how many have ended.
+    """Asks a living owner to drain and exit (`now`: to cut), then ends the servers left, on a cluster's nodes, too,
+    where it can be reached; returns how many have ended.
 
     Raises UsageError where the owner is stopped and cannot end, TokenmillError where a process cannot be ended.
     """
     known = survivors(folder)
+    of_nodes = {entry.nonce for entry in left.servers(folder)}
     if (owner := folder.owner()) is not None:
         _ask(folder, owner, view, now=now)
         _wait_for(folder, owner, view)
     log = EventLog(folder.events, view.event)
-    left = survivors(folder)
-    nonces = {entry.nonce for entry in left}
+    still = survivors(folder)
+    nonces = {entry.nonce for entry in still}
     for entry in known:
         if entry.nonce not in nonces:
             log.say("down", f"server {entry.index} has ended with it: {place(entry, [entry.process.pid])}")
-    if folder.state().servers or left:
-        with folder.own("down"):
-            sweep(folder)
-            stuck = asyncio.run(_end(folder, left, log, 0.0 if now else STOP_GRACE_S))
-        if stuck:
-            raise TokenmillError(f"{stuck} of {len(left)} servers cannot be ended", fix="ps -o pid,stat,wchan:32,args")
-    return len({entry.nonce for entry in known} | nonces)
+    if owner is None:
+        left.end(folder, log)
+    if folder.state().servers or still:
+        _end_here(folder, folder, still, log, now=now)
+    for own in left.nodes_here(folder).values():
+        if own.owner() is None and (orphans := survivors(own)):
+            _end_here(own, folder, orphans, log, now=now)
+    of_nodes -= {entry.nonce for entry in left.servers(folder)}
+    return len({entry.nonce for entry in known} | nonces | of_nodes)
+
+
+def _end_here(own: RunFolder, run: RunFolder, entries: list[ServerEntry], log: EventLog, *, now: bool) -> None:
+    """Ends servers that nobody watches; `own` is the folder that knows them."""
+    with own.own("down"):
+        sweep(own)
+        stuck = asyncio.run(_end(own, entries, log, 0.0 if now else STOP_GRACE_S))
+    if stuck:
+        raise TokenmillError(f"{stuck} of {len(entries)} servers cannot be ended", fix="ps -o pid,stat,wchan:32,args")
 
 
 def _ask(folder: RunFolder, owner: Owner, view: View, *, now: bool) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from tokenmill.core.status import Step
+from tokenmill.core.status import NodeRow, Step
 from tokenmill.plain import duration, gigabytes, speed
 from tokenmill.untrusted import harmless
 
@@ -151,6 +151,15 @@ def step_words(step: Step) -> str:
     if step.per_s and step.total > step.done:
         words.append(f"{duration((step.total - step.done) / step.per_s)} to go")
     return harmless(", ".join([*words, step.note] if step.note else words))
+
+
+def node_words(node: NodeRow) -> str:
+    """What is to be said of a node beside its numbers: why it is so, what it stages, what its doctor found; else what
+    it is made of."""
+    count = len(node.findings)
+    found = f"doctor: {count} finding{'s' * (count > 1)}" if count else ""
+    words = [node.note, step_words(node.step) if node.step else "", found, "" if node.note else node.made_of]
+    return harmless("; ".join(filter(None, words)))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from tokenmill.config import Config
 from tokenmill.core.server import SERVING, State
 from tokenmill.doctor import preflight
-from tokenmill.errors import NoServerError, StoppedError, TokenmillError
+from tokenmill.errors import NoServerError, StoppedError, TokenmillError, UsageError
 from tokenmill.events import EventLog, from_thread
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.leftovers import end, kill, survivors
@@ -70,6 +70,14 @@ class _Interrupts:
                 loop.remove_signal_handler(number)
 
 
+def check_local(config: Config) -> None:
+    """Raises UsageError for a cluster: whoever launches servers on other machines must stay to watch them."""
+    if config.fleet.cluster != "local":
+        words = f'up starts servers on this machine alone, and fleet.cluster = "{config.fleet.cluster}"'
+        fix = "tokenmill run CONFIG   starts them on every machine; up CONFIG --set fleet.cluster=local   here alone"
+        raise UsageError(words, fix=fix)
+
+
 async def up(config: Config, view: View) -> int:
     """Starts the servers, adopting those that live; returns 0 or 130, raises NoServerError below min_ready."""
     folder = RunFolder(config.folder)
@@ -116,7 +124,7 @@ async def _up(config: Config, folder: RunFolder, log: EventLog, progress: Progre
     else:
         failure = trouble[0] if trouble else _judge(config, folder, log, node.supervisors, len(ready))
     progress.message = "" if node.supervisors else str(failure or "")  # else the servers' own lines say it
-    progress.look(await node.status())
+    progress.look([await node.status()])
     progress.publish()
     if failure is not None or interrupts.asked():
         _say_kept(folder, log)
@@ -128,7 +136,7 @@ async def _up(config: Config, folder: RunFolder, log: EventLog, progress: Progre
 async def _look(node: LocalNode, log: EventLog, progress: Progress) -> None:
     for event in (await node.results()).events:
         log.add(event)
-    progress.look(await node.status())
+    progress.look([await node.status()])
     progress.publish()
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from tokenmill.core.efficiency import words as efficiency_words
 from tokenmill.core.server import SERVING
-from tokenmill.core.status import RunStatus, ServerStatus
+from tokenmill.core.status import NodeRow, RunStatus, ServerStatus
 from tokenmill.events import QUIET_KINDS, Event, now
 from tokenmill.plain import duration, start_of, to_go
 from tokenmill.screen import LEVEL, screen
@@ -36,6 +36,10 @@ APART_S = 0.2
 
 TOLD = frozenset({"pending", "ready", "backoff", "failed", "quarantined"})
 """States that an event tells with more words, or that nothing is to be told of."""
+
+
+NO_NEWS = frozenset({"ready", "draining", "ended"})
+"""States of nodes that a line is silent of."""
 
 
 class View:
@@ -221,6 +225,10 @@ def line(status: RunStatus) -> str:
     where = [f"{server.name} {server.state} {start_of(server) or _aside(server)}".strip() for server in others]
     if status.step is not None:
         return harmless(f"{status.state}: {step_words(status.step)}")
+    if status.nodes:
+        ready = f"{sum(node.state == 'ready' for node in status.nodes)}/{len(status.nodes)} nodes, {ready}"
+        unready = [node for node in status.nodes if node.state not in NO_NEWS]
+        where = [f"node {node.node} {node.state} {_staged(node)}".strip() for node in unready] + where
     if not counts.total:
         return harmless(" · ".join((f"{status.state}: {ready}", *where)))
     words = [
@@ -232,6 +240,11 @@ def line(status: RunStatus) -> str:
     if left := to_go(status):
         words.append(left)
     return harmless(" · ".join((*words, *where)))
+
+
+def _staged(node: NodeRow) -> str:
+    """How far its long step is."""
+    return f"({step_words(node.step)})" if node.step else ""
 
 
 def _aside(row: ServerStatus) -> str:

@@ -202,6 +202,7 @@ def test_a_run_folder_of_someone_elses_is_named(here: Here) -> None:
         (["report", "{folder}/none"], "is no run folder"),
         (["init", "--engine", "nothing"], "nothing"),
         (["inspect", "{folder}/none.jsonl"], "no such file"),
+        (["up", "{config}", "--set", "fleet.cluster='ray'"], "up CONFIG --set fleet.cluster=local"),
         (["frobnicate"], "frobnicate"),
     ],
 )

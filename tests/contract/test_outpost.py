@@ -1,18 +1,21 @@
 """A node that outlives its head: what it makes meanwhile is spooled, handed over once, and never forgotten."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from tests import bynumber
 from tests.contract.test_node_seam import make_case, prompts
 from tests.harness import Case
-from tokenmill import configfile
+from tokenmill import __version__, configfile
 from tokenmill.core.records import Record
+from tokenmill.core.status import NodeStatus
 from tokenmill.outpost import Order, Outpost, Parcel, folder_of
 
 WAIT_S = 30.0
@@ -45,9 +48,10 @@ class Head:
         return parcel
 
 
-def order_of(case: Case) -> bytes:
+def order_of(case: Case, head: str = "", version: str = __version__) -> bytes:
     config = configfile.load(case.config)
-    return msgspec.json.encode(Order(config.model_dump_json(exclude_none=True), "settings-1", "n0"))
+    words = config.model_dump_json(exclude_none=True), "settings-1", "n0", ()
+    return msgspec.json.encode(Order(*words, head, version))
 
 
 def spooled(case: Case) -> int:
@@ -102,7 +106,7 @@ def test_a_new_head_hears_what_a_node_has_in_hand(tmp_path: Path) -> None:
     case = make_case(tmp_path, **{"latency-ms": 1500})
 
     async def story() -> None:
-        outpost = Outpost(SILENT_S)
+        outpost = Outpost(SILENT_S, quiet_s=0.3)
         await ready(outpost, case)
         await outpost.offer(msgspec.json.encode(prompts(COUNT)))
         await outpost.begin(order_of(case))
@@ -110,9 +114,26 @@ def test_a_new_head_hears_what_a_node_has_in_hand(tmp_path: Path) -> None:
         held = (await late.turn()).results.held
         assert {prompt.key for prompt in held} == {prompt.key for prompt in prompts(COUNT)}
         await late.until(lambda parcel: len(late.records) == COUNT)
-        await end(outpost, late)
+        await end(outpost, await followed(outpost, case))
 
     run(case, story())
+
+
+async def followed(outpost: Outpost, case: Case) -> Head:
+    """A run on another machine, of the same name, may not have the node while its own asks, and may once it is dead."""
+
+    async def live() -> None:
+        while True:
+            await outpost.status()
+            await asyncio.sleep(0.01)
+
+    own = asyncio.create_task(live())
+    refused = await outpost.begin(order_of(case, "another"))
+    assert b"works for another run of the same folder" in (refused or b"")
+    own.cancel()
+    assert b"9.9 at the run's head" in (await outpost.begin(order_of(case, "another", "9.9")) or b"")
+    assert await outpost.begin(order_of(case, "another")) is None
+    return Head(outpost)
 
 
 def test_a_node_without_a_head_ends_its_servers_in_time_and_keeps_its_records_for_later(tmp_path: Path) -> None:
@@ -133,6 +154,32 @@ def test_a_node_without_a_head_ends_its_servers_in_time_and_keeps_its_records_fo
         late = await ready(again, case)
         assert len(late.handed) == COUNT
         await end(again, late)
+
+    run(case, story())
+
+
+def test_a_node_that_is_dismissed_keeps_what_it_made_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`down` of a run that is dead. Until then it says what its machine is, and what its doctor found."""
+    case = make_case(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(tmp_path)))))
+
+    async def story() -> None:
+        outpost = Outpost(SILENT_S)
+        await ready(outpost, case)
+        status = msgspec.json.decode(await outpost.status(), type=NodeStatus)
+        assert status.environment is not None
+        assert (status.environment.node, status.environment.engine) == ("n0", "fake")
+        assert any("PYTHONPATH" in finding.text for finding in status.doctor)
+        servers = folder_of(configfile.load(case.config), "n0").state().servers
+        await outpost.offer(msgspec.json.encode(prompts(COUNT)))
+        await until(lambda: spooled(case) > 0)
+        async with asyncio.timeout(WAIT_S):
+            await outpost.dismiss()
+            await outpost.deserted.wait()
+        assert [pid for entry in servers for pid in bynumber.members(-1, entry.nonce)] == []
+        assert 0 < spooled(case) <= COUNT
 
     run(case, story())
 

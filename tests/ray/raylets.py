@@ -21,7 +21,7 @@ from tokenmill.folder import RunFolder
 STORE = 80_000_000
 """Bytes of Ray's object store, the least that it takes."""
 
-NOTICED = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
+NOTICED = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 6}
 """So that Ray sees within seconds that a machine is gone: by itself it takes 15."""
 
 
@@ -53,11 +53,10 @@ class Raylets:
         self._cluster.wait_for_nodes()
         del os.environ["RAY_TMPDIR"]
 
-    def add(self, name: str, *, wait: bool = True) -> None:
-        """One machine more."""
-        self._nodes[name] = self._cluster.add_node(
-            wait=wait, node_name=name, object_store_memory=STORE, num_cpus=1, num_gpus=0
-        )
+    def add(self, name: str, *, wait: bool = True, gpus: int = 0, env: dict[str, str] | None = None) -> None:
+        """One machine more, with so many of Ray's GPUs; `env` is the shell's where its raylet starts."""
+        own = {"object_store_memory": STORE, "num_cpus": 1, "num_gpus": gpus, "env_vars": env}
+        self._nodes[name] = self._cluster.add_node(wait=wait, node_name=name, **own)
 
     def kill(self, name: str, case: Case | None = None) -> None:
         """SIGKILL to a machine's raylet, actors and agents, and to the servers of a case's node there; without a case

@@ -14,7 +14,9 @@ from tests.conftest import free_port
 from tests.harness import Case, answered_prompts, assert_whole, wait_until
 from tests.ray.raylets import Raylets, actor_pid, clean_up, raylets, wait_for
 from tests.unit.make import jsonl
+from tokenmill import environment
 from tokenmill.machine import processes
+from tokenmill.servers import status_of
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -60,10 +62,14 @@ def test_machines_and_runs_may_come_and_go(tmp_path: Path, cluster: Raylets) -> 
 def a_run_is_killed_and_finds_its_nodes_at_work(case: Case) -> None:
     run = case.start()
     pids = at_work(case, run)
+    assert nodes(case) == {(name, "ready", 1) for name in NODES}
+    assert {row.node for row in environment.read(case.run_folder.environment)} == {"", *NODES}
     run.send_signal(signal.SIGKILL)
     run.wait()
     assert case.done() < ROWS
+    assert nodes(case) == {(name, "alone", 0) for name in NODES}
     assert case.run() == 0
+    assert nodes(case) == {(name, "ended", 0) for name in NODES}
     assert_whole(case, KEYS)
     assert {name: started(case, name) for name in NODES} == pids, "a server was started anew"
     begun = answered_prompts(case.folder / "requests.jsonl")
@@ -83,6 +89,27 @@ def a_machine_joins_and_is_lost_while_the_others_work(case: Case, cluster: Rayle
     assert "node later: it is lost" in case.output()
     assert {record.server for record in case.records()} == {f"{name}/0" for name in (*NODES, "later")}
     assert left(case) == set(), "servers are left"
+
+
+@pytest.mark.long
+def test_the_nodes_of_a_dead_run_are_ended_by_down_and_plan_and_doctor_ask_the_machines(
+    tmp_path: Path, cluster: Raylets
+) -> None:
+    with made(tmp_path / "down", cluster, latency_ms=1500) as case:
+        run = case.start()
+        at_work(case, run)
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+        assert case.wait(case.command("plan", str(case.config))) == 0
+        assert "3 on 3 nodes" in case.output()
+        assert case.wait(case.command("doctor", str(case.config))) == 0
+        assert re.search("ok +capacity +every node", case.output())
+        assert case.wait(case.command("down", str(case.run_path)), 100.0) == 0
+        assert "3 servers ended" in case.output()
+        assert left(case) == set()
+        assert nodes(case) == {(name, "gone", 0) for name in NODES}
+        assert case.run() == 0
+        assert_whole(case, KEYS)
 
 
 @pytest.mark.long
@@ -136,6 +163,11 @@ def left(case: Case) -> set[int]:
     every = {pid for name in (*NODES, "later") for pid in started(case, name)}
     assert every
     return {pid for pid in every if (stat := processes.stat(pid)) is not None and stat.state not in "ZX"}
+
+
+def nodes(case: Case) -> set[tuple[str, str, int]]:
+    """As `status` shows them: name, state, servers."""
+    return {(row.node, row.state, row.servers) for row in status_of(case.run_folder).nodes}
 
 
 def at_work(case: Case, run: "subprocess.Popen[str]") -> dict[str, set[int]]:

@@ -4,6 +4,8 @@ import heapq
 import random
 from itertools import islice
 
+import pytest
+
 from tokenmill.core.dispatch import Dispatch, Load, allowance, id_of
 from tokenmill.core.records import NULL, Again, Prompt, Record
 
@@ -148,14 +150,16 @@ def makespan(speeds: list[float], slots: int, tasks: list[float]) -> float:
     return now
 
 
-def test_no_node_waits_for_a_slow_one_at_the_end() -> None:
+@pytest.mark.parametrize(("rows", "limit"), [(3000, 1.05), (100, 1.3)])
+def test_no_node_waits_for_a_slow_one_at_the_end(rows: int, limit: float) -> None:
+    """With 100 prompts one answer of the slow node takes 0.9 of the lower bound: its first ones decide."""
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     rng = random.Random(seed)
     speeds, slots = [1.0, 1.0, 1.0, 0.3], 8
-    tasks = [rng.uniform(0.7, 1.3) for _ in range(3000)]
+    tasks = [rng.uniform(0.7, 1.3) for _ in range(rows)]
     bound = sum(tasks) / (slots * sum(speeds))
     quarters = sum(tasks[: len(tasks) // 4]) / (slots * 0.3)
     took = makespan(speeds, slots, tasks)
     print(f"makespan {took / bound:.3f} × the lower bound; static quarters {quarters / bound:.3f} ×")
-    assert took <= 1.05 * bound
+    assert took <= limit * bound

@@ -54,9 +54,9 @@ def test_what_comes_is_told_once_through_truncation_and_rotation(tmp_path: Path)
 
 def test_a_number_that_no_server_has_is_told_with_those_that_there_are(tmp_path: Path) -> None:
     folder = _folder(tmp_path, s0="a\n", s1="b\nhalf")
-    assert list(logs(folder, None, follow=False, lines=1)) == [(0, "a"), (1, "b"), (1, "half")]
+    assert list(logs(folder, None, follow=False, lines=1)) == [("0", "a"), ("1", "b"), ("1", "half")]
     with pytest.raises(UsageError, match="no log of server 7: the run has 0, 1"):
-        list(logs(folder, 7, follow=False))
+        list(logs(folder, "7", follow=False))
 
 
 def test_following_ends_when_nobody_reads_any_more(tmp_path: Path) -> None:
@@ -66,12 +66,12 @@ def test_following_ends_when_nobody_reads_any_more(tmp_path: Path) -> None:
         assert not gone()
         os.close(reader)
         assert gone()
-    assert list(logs(_folder(tmp_path, s0="a\n"), 0, follow=True, ended=lambda: True)) == [(0, "a")]
+    assert list(logs(_folder(tmp_path, s0="a\n"), "0", follow=True, ended=lambda: True)) == [("0", "a")]
 
 
 def test_a_pipe_gets_a_log_as_it_is_and_a_terminal_its_colours_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert shown(3, "line \033[2J", io.StringIO()) == "[3] line \033[2J"
+    assert shown("3", "line \033[2J", io.StringIO()) == "[3] line \033[2J"
     near, far = os.openpty()
     with os.fdopen(near, "rb"), os.fdopen(far, "w") as terminal:
-        assert shown(3, "\033[1mline\033[2J", terminal) == "\033[32m[3]\033[0m \033[1mline\033[0m"
+        assert shown("3", "\033[1mline\033[2J", terminal) == "\033[32m[3]\033[0m \033[1mline\033[0m"

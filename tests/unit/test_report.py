@@ -229,7 +229,7 @@ def _write(folder: Path, ending: Ending) -> tuple[Report, str]:
     return figures_found, page
 
 
-def _folder(path: Path, records: list[Record]) -> Path:
+def run_folder(path: Path, records: list[Record]) -> Path:
     (path / "data").mkdir(parents=True)
     half = len(records) // 2
     store(path / "data", records[:half], records[half:])
@@ -240,7 +240,7 @@ def test_what_a_model_wrote_stays_text(tmp_path: Path) -> None:
     messages = msgspec.Raw(json.dumps([{"role": HOSTILE[:60], "content": HOSTILE[:90]}]).encode())
     bad = {"text": HOSTILE, "messages": messages, "labels": ("repetition",), "repetition": 50.0}
     made = [record(f"k{n}<b>", n, parts=Parts(0, 20, 20, len(HOSTILE)), **bad) for n in range(6)]
-    folder = _folder(tmp_path / "run", made)
+    folder = run_folder(tmp_path / "run", made)
     happened = Event(BEGAN, "server", HOSTILE[:60], "0<i>", "warn", HOSTILE[:60])
     (folder / "events.jsonl").write_bytes(msgspec.json.encode(happened) + b"\n")
     found, page = _write(folder, Ending("failed", 6, f"the gate {HOSTILE[:60]}\nsecond"))
@@ -252,7 +252,7 @@ def test_what_a_model_wrote_stays_text(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_from_before_history_and_an_empty_one_have_a_page(tmp_path: Path) -> None:
-    folder = _folder(tmp_path / "old", some(random.Random(1), 40))
+    folder = run_folder(tmp_path / "old", some(random.Random(1), 40))
     found, page = _write(folder, Ending("stopped", None))
     assert found.verdict == "Of an unknown number, 40 completions have ended, 40 of them accepted."
     missing = ("config.toml", "history.jsonl", "events.jsonl", "settings.jsonl", "environment.jsonl", "status.json")
@@ -266,7 +266,7 @@ def test_a_run_folder_from_before_history_and_an_empty_one_have_a_page(tmp_path:
 
 
 def test_a_damaged_part_is_named_and_the_rest_is_counted(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, [record(f"k{n}", n) for n in range(10)])
+    folder = run_folder(tmp_path, [record(f"k{n}", n) for n in range(10)])
     part = folder / "data" / "part-000001.parquet"
     part.write_bytes(part.read_bytes()[:-9])
     for name in ("history.jsonl", "events.jsonl", "environment.jsonl", "config.toml", "data/settings.jsonl"):
@@ -279,7 +279,7 @@ def test_a_damaged_part_is_named_and_the_rest_is_counted(tmp_path: Path) -> None
 
 
 def test_a_gate_stop_ends_with_the_command_that_goes_on(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, [record(f"k{n}", n, output_ids=msgspec.Raw(b"null")) for n in range(4)])
+    folder = run_folder(tmp_path, [record(f"k{n}", n, output_ids=msgspec.Raw(b"null")) for n in range(4)])
     command = "tokenmill run x.toml --set gate.max_rejected=0.8"
     found, _ = _write(folder, Ending("failed", 10, f"the gate stopped the run: x\n  to go on nevertheless: {command}"))
     assert found.verdict == "Stopped: the gate stopped the run: x."
@@ -289,7 +289,7 @@ def test_a_gate_stop_ends_with_the_command_that_goes_on(tmp_path: Path) -> None:
 
 
 def test_speculation_and_slots_are_read_from_history(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, [record(f"k{n}", n, started=BEGAN + n, server=str(n % 2)) for n in range(100)])
+    folder = run_folder(tmp_path, [record(f"k{n}", n, started=BEGAN + n, server=str(n % 2)) for n in range(100)])
     lines = [
         Moment(BEGAN + n, "generating", slots_busy=0.5, servers=tuple(_two(2.0 + number) for number in range(2)))
         for n in range(100)
@@ -320,5 +320,5 @@ def test_many_records_make_a_small_page(tmp_path: Path) -> None:
         record(f"b{n}", 3000 + n, labels=(labels[n % 6], labels[n % 5]), text=long, parts=Parts(0, 9000, 9000, 20000))
         for n in range(60)
     ]
-    _, page = _write(_folder(tmp_path, made + bad), Ending("done", 3060))
+    _, page = _write(run_folder(tmp_path, made + bad), Ending("done", 3060))
     assert len(page) < 400_000

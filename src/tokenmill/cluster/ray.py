@@ -10,42 +10,44 @@ own, which Ray's head keeps, and never on a command line.
 
 import asyncio
 import logging
-import re
+import os
+import secrets
+import socket
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-import msgspec
+from ray._private import worker as ray_worker
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray
 from ray import exceptions
-from tokenmill.cluster.base import Node, Results
-from tokenmill.cluster.post import BEGIN_S, Post
+from tokenmill import __version__
+from tokenmill.cluster.base import Node
+from tokenmill.cluster.far import CALL_S, FarNode
+from tokenmill.cluster.machines import Machine, fitting
+from tokenmill.cluster.post import Post
 from tokenmill.config import Config
-from tokenmill.core.records import Prompt
+from tokenmill.core.roll import Roll, away
 from tokenmill.core.status import NodeStatus
 from tokenmill.errors import (
     GateError,
     NodeLostError,
     NoServerError,
+    PluginError,
     PreflightError,
     TokenmillError,
+    UnreachedError,
     UsageError,
     boundary,
 )
 from tokenmill.events import Event, EventLog, now
+from tokenmill.machine import threads
 from tokenmill.machine.ports import answers
-from tokenmill.outpost import Order, Parcel
+from tokenmill.outpost import Order
 
 NAMESPACE = "tokenmill"
-
-CALL_S = 60.0
-"""A call that takes this long has no living node behind it: the longest wait of a node is a second."""
-
-AGAIN_S = 2.0
-"""After a call that Ray could not deliver, while it thinks that the actor lives."""
 
 LOOK_S = 2.0
 """Between two looks for machines that have joined."""
@@ -56,13 +58,24 @@ RETRY_S = 10.0
 HEAD_GONE_S = 45.0
 """Ray ends our process when its head has been away for 60 s: before that, we end in good order."""
 
-STATUS_S = 5.0
-
 MEET_S = 20.0
 """A node that lives answers within a second; one that does not is waited for no longer."""
 
-SERVERS_OUTLIVE = {"RAY_kill_child_processes_on_worker_exit": "false"}
-"""Ray ends an actor's children with it: a server that lives on is adopted, and a reload costs minutes."""
+PENDING_S = 15.0
+"""Ray starts a process within seconds; one that takes longer waits for its GPUs, which is worth a word."""
+
+VARIABLES = {
+    "RAY_kill_child_processes_on_worker_exit": "false",
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0",
+}
+"""An actor's. Ray would end its children with it: a server that lives on is adopted, and a reload costs minutes. And
+where a machine's shell says that Ray should not tell an actor its GPUs, it would see those of other jobs, too."""
+
+REFUSALS = {
+    "AuthToken": "RAY_AUTH_MODE=token here, and the ~/.ray/auth_token of its head on every machine",
+    "ersion mismatch": "the same Ray and the same Python on every machine",
+}
+"""What Ray says to a process that it does not let in, and what helps."""
 
 FATAL = (GateError,)
 """Trouble of one node that would be every node's."""
@@ -70,93 +83,42 @@ FATAL = (GateError,)
 T = TypeVar("T")
 
 
-class RayNode:
-    """The head's end of a node. `done` is set when it has ended or is lost; `trouble` says why, where it was one.
-    With `is_left` it counts as lost, whatever it says."""
+class RayActor:
+    """An Actor (far.py): one of Ray's."""
 
-    def __init__(self, name: str, actor: Any) -> None:
-        self.name = name
-        self.trouble: TokenmillError | None = None
-        self.done = asyncio.Event()
-        self.last = NodeStatus(name, ())
-        self.is_left = False
-        self._first: Results | None = None
+    def __init__(self, actor: Any) -> None:
         self._actor = actor
-        self._acknowledged = 0
 
-    async def begin(self, order: Order) -> None:
-        """Introduces this head, and hears what the node has from before."""
-        await self._ask(self._actor.begin.remote(msgspec.json.encode(order)), BEGIN_S)
-        self._first = await self.results()
-
-    async def credits(self) -> int:
-        return (await self.status()).credits
-
-    async def offer(self, prompts: list[Prompt]) -> None:
-        message = msgspec.json.encode(prompts)
-        await self._again(lambda: self._actor.offer.remote(message))
-
-    async def results(self) -> Results:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        found = await self._again(lambda: self._actor.results.remote(self._acknowledged))
-        parcel = msgspec.json.decode(found, type=Parcel)
-        self._acknowledged = parcel.number
-        if parcel.results.ended:
-            self.trouble = parcel.trouble.error() if parcel.trouble else None
-            self.done.set()
-        return parcel.results
-
-    async def status(self) -> NodeStatus:
-        """The last one known where the node does not answer at once."""
-        try:
-            found = await self._ask(self._actor.status.remote(), STATUS_S)
-            self.last = msgspec.json.decode(found, type=NodeStatus)
-        except (NodeLostError, TimeoutError, exceptions.ActorUnavailableError):
-            pass  # whoever takes its results finds out
-        return self.last
-
-    async def stop(self, grace_s: float | None, keep: bool) -> None:
-        if not self.done.is_set():
-            try:
-                await self._again(lambda: self._actor.stop.remote(grace_s, keep))
-            except NodeLostError:
-                pass
-
-    def kill(self) -> None:
-        """The actor's process; its servers are ended or are to be kept."""
-        with boundary("ray"):
-            ray.kill(self._actor)
-
-    async def _again(self, call: Any) -> Any:
-        """A call that is made once more while Ray cannot deliver it; a node knows what it has met before."""
-        deadline = time.monotonic() + CALL_S
-        while True:
-            if self.is_left:
-                raise self._lost("Ray's head is gone")
-            try:
-                return await self._ask(call(), CALL_S)
-            except exceptions.ActorUnavailableError:
-                if time.monotonic() > deadline:
-                    raise self._lost("it cannot be reached") from None
-                await asyncio.sleep(AGAIN_S)
-            except TimeoutError:
-                raise self._lost(f"it has not answered for {CALL_S:.0f} s") from None
-
-    async def _ask(self, answer: Awaitable[T], limit_s: float) -> T:
+    async def ask(self, limit_s: float | None, method: str, *words: Any) -> Any:
         try:
             async with asyncio.timeout(limit_s):
-                return await answer
-        except exceptions.ActorUnavailableError:
-            raise
+                return await getattr(self._actor, method).remote(*words)
+        except exceptions.ActorUnavailableError as error:
+            raise UnreachedError("it cannot be reached") from error
         except exceptions.RayActorError as error:
-            words = next((line.strip() for line in str(error).splitlines() if "because" in line), "")
-            raise self._lost(words.partition(". ")[0] or "its actor is gone") from error
+            why = next((line.strip() for line in str(error).splitlines() if "because" in line), "")
+            raise NodeLostError(why.partition(". ")[0] or "its actor is gone") from error
 
-    def _lost(self, why: str) -> NodeLostError:
-        self.done.set()
-        return NodeLostError(f"it is lost: {why}")
+    async def kill(self) -> None:
+        try:
+            await _asked(lambda: ray.kill(self._actor))
+        except TokenmillError:
+            pass  # it has ended, or Ray's head has: a run that is done is done
+
+
+async def _asked(question: Callable[[], T], limit_s: float = HEAD_GONE_S) -> T:
+    """What Ray says; asked on a thread that no exit waits for, since its head may accept a call and never answer."""
+
+    def bounded() -> T:
+        with boundary("ray"):
+            return question()
+
+    try:
+        async with asyncio.timeout(limit_s):
+            return await asyncio.wrap_future(threads.ask(bounded))
+    except TimeoutError:
+        words = f"Ray's head has not answered for {limit_s:.0f} s"
+        raise NodeLostError(words, fix="start Ray again, then this: it goes on where it is") from None
 
 
 class RayCluster:
@@ -167,16 +129,17 @@ class RayCluster:
         self._settings = settings
         self._log = log
         self._skip = skip
-        self._nodes: dict[str, RayNode] = {}
+        self._nodes: dict[str, FarNode] = {}
         self._coming: dict[str, asyncio.Task[None]] = {}
+        self._unplaced: dict[str, FarNode] = {}
         self._again_at: dict[str, float] = {}
         self._refused: dict[str, TokenmillError] = {}
         self._joined: asyncio.Queue[Node | None] = asyncio.Queue()
         self._stop: tuple[float | None, bool] | None = None
         self._stopping = asyncio.Event()
-        self._gone_tokens = 0
-        self._kinds: dict[str, str] = {}
-        self._met: list[RayNode] | None = []
+        self._roll = Roll()
+        self._met: list[FarNode] | None = []
+        self._self = f"{socket.gethostname()}, pid {os.getpid()} ({secrets.token_hex(4)})"
         self._own = False
         self._head: tuple[str, int] = ("", 0)
 
@@ -186,19 +149,14 @@ class RayCluster:
     async def status(self) -> list[NodeStatus]:
         known = list(self._nodes.values())
         living = await asyncio.gather(*(node.status() for node in known if not node.done.is_set()))
-        self._tell_unlike(living)
-        gone = self._gone_tokens + sum(node.last.tokens for node in known if node.done.is_set())
-        return [*living, NodeStatus("", (), tokens=gone)]
+        gone = [away(node.last, *self._end_of(node)) for node in known if node.done.is_set()]
+        return self._roll.whole([*living, *gone])
 
-    def _tell_unlike(self, nodes: Sequence[NodeStatus]) -> None:
-        """Once for each kind of machine beyond the first: answers of unlike ones may differ."""
-        for node in nodes:
-            if node.made_of and node.made_of not in self._kinds:
-                self._kinds[node.made_of] = node.node
-                if len(self._kinds) > 1:
-                    first, example = next(iter(self._kinds.items()))
-                    words = f"unlike the others: it has {node.made_of}; {example} has {first}"
-                    self._say("node", words, node.node, "warn")
+    def _end_of(self, node: FarNode) -> tuple[str, str]:
+        """How a node went, and why."""
+        if node.trouble is not None:
+            return "failed", str(node.trouble)
+        return ("ended", "") if self._stop is not None and not node.why else ("lost", node.why)
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:
         self._stop = (grace_s, keep)
@@ -210,7 +168,7 @@ class RayCluster:
         trouble: TokenmillError | None = None
         try:
             try:
-                await asyncio.to_thread(self._connect)
+                await _asked(self._connect, CALL_S)
                 await self._until_stopped()
             except TokenmillError as error:
                 trouble = error
@@ -230,6 +188,9 @@ class RayCluster:
         """Every node's end is waited for: it takes what its servers take, and a lost one is found out. So is one that
         is just beginning; what has not begun by then ends by itself."""
         grace_s, keep = self._stop or (0.0, False)
+        for name, waiting in list(self._unplaced.items()):
+            self._coming.pop(name).cancel()
+            await waiting.kill()  # or it would take its GPUs when they come free, for nobody
         if self._coming:
             await asyncio.wait(self._coming.values(), timeout=MEET_S)
         for task in self._coming.values():
@@ -238,8 +199,11 @@ class RayCluster:
         await asyncio.gather(*(node.stop(grace_s, keep) for node in nodes))
         for node in nodes:
             await node.done.wait()
-            node.kill()
-        await asyncio.to_thread(ray.shutdown)
+            await node.kill()
+        try:
+            await _asked(ray.shutdown)
+        except TokenmillError:
+            pass  # the exit of this process is as good
 
     async def _until_stopped(self) -> None:
         """Looks for machines until told to stop; raises the trouble that leaves no node."""
@@ -247,20 +211,21 @@ class RayCluster:
         without_since, head_seen = time.monotonic(), time.monotonic()
         while not self._stopping.is_set():
             moment = time.monotonic()
-            if await asyncio.to_thread(self._head_answers):
+            if await threads.reading(self._head_answers, False):
                 head_seen = moment
                 await self._look()
                 await self._meet()
             elif moment - head_seen > HEAD_GONE_S:
                 words = f"Ray's head at {self._head[0]}:{self._head[1]} has been away for {HEAD_GONE_S:.0f} s"
                 raise NodeLostError(words, fix="start Ray again, then this: it goes on where it is")
-            self._sort_out()
+            await self._sort_out()
             if self._nodes:
                 without_since = moment
             elif self._refused and not self._coming:
                 raise next(iter(self._refused.values()))
             elif moment - without_since > self._config.fleet.give_up:
-                raise NoServerError(f"no node for {self._config.fleet.give_up:.0f} s", fix="ray status")
+                waiting = f": Ray has not started those on {', '.join(self._unplaced)}" if self._unplaced else ""
+                raise NoServerError(f"no node for {self._config.fleet.give_up:.0f} s{waiting}", fix="ray status")
             try:
                 async with asyncio.timeout(LOOK_S):
                     await self._stopping.wait()
@@ -270,16 +235,22 @@ class RayCluster:
     def _connect(self) -> None:
         """Joins the cluster; with "auto" starts one for this run where there is none. Raises PreflightError."""
         address = self._config.fleet.address
+        # Whatever log_to_driver says, Ray prints other machines' deaths, with stack traces, over our view of the run.
+        ray_worker.print_to_stdstream = lambda *_, **__: None
         more: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if address != "auto" and not answers(address):
             raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix="ray status --address ADDRESS")
-        with boundary("ray"):
-            try:
-                ray.init(address=address, **more)
-            except ConnectionError:
-                ray.init(address="local", include_dashboard=False, **more)
-                self._own = True
-            host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
+        try:
+            with boundary(f"Ray at {address}"):
+                try:
+                    ray.init(address=address, **more)
+                except ConnectionError:
+                    ray.init(address="local", include_dashboard=False, **more)
+                    self._own = True
+                host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
+        except PluginError as error:
+            fix = next((fix for words, fix in REFUSALS.items() if words in str(error)), "ray status")
+            raise PreflightError(str(error), fix=fix) from error
         self._head = (host, int(port))
 
     def _head_answers(self) -> bool:
@@ -287,24 +258,19 @@ class RayCluster:
 
     async def _look(self) -> None:
         """Begins with every machine that fits and has no node."""
-        with boundary("ray"):
-            machines = [machine for machine in await asyncio.to_thread(ray.nodes) if machine["Alive"]]
-        names = [_name(machine) for machine in machines]
-        for machine, name in zip(machines, names, strict=True):
-            if names.count(name) > 1:
-                name = f"{name}-{machine['NodeID'][:6]}"
+        gpus = "none" if self._config.engine.addresses else self._config.fleet.gpus
+        for machine in fitting(await _asked(ray.nodes), gpus):
+            name = machine.name
             busy = name in self._nodes or name in self._coming or name in self._refused
-            if busy or self._gpus_of(machine) is None or time.monotonic() < self._again_at.get(name, 0.0):
-                continue
-            self._coming[name] = asyncio.create_task(self._begin(name, machine), name=f"node {name}")
+            if not busy and time.monotonic() >= self._again_at.get(name, 0.0):
+                self._coming[name] = asyncio.create_task(self._begin(machine), name=f"node {name}")
 
     async def _meet(self) -> None:
         """Nodes that an earlier life left come together: what each of them has in hand must be known before prompts are
         handed out, or they would be asked for twice."""
         if self._met is None:
             return
-        with boundary("ray"):
-            living = await asyncio.to_thread(list_named_actors)
+        living = await _asked(list_named_actors)
         tasks = [task for name, task in self._coming.items() if self._title(name) in living]
         if tasks:
             await asyncio.wait(tasks, timeout=MEET_S)
@@ -316,29 +282,26 @@ class RayCluster:
         """The name of a node's actor."""
         return f"{self._config.folder} {name}"
 
-    def _gpus_of(self, machine: dict[str, Any]) -> int | None:
-        """How many GPUs its node takes of Ray; None where a machine has not enough."""
-        gpus, there = self._config.fleet.gpus, int(machine["Resources"].get("GPU", 0))
-        if gpus == "none" or self._config.engine.addresses:
-            return 0
-        wanted = there if gpus == "all" else len(gpus)
-        return wanted if 0 < wanted <= there else None
-
-    async def _begin(self, name: str, machine: dict[str, Any]) -> None:
-        order = Order(self._config.model_dump_json(exclude_none=True), self._settings, name, self._skip)
+    async def _begin(self, machine: Machine) -> None:
+        name = machine.name
+        config = self._config.model_dump_json(exclude_none=True)
+        order = Order(config, self._settings, name, self._skip, self._self, __version__)
+        self._roll.coming(name, machine.address)
         try:
+            node = FarNode(name, RayActor(await _asked(lambda: self._actor(machine))))
             with boundary("ray"):
-                actor = await asyncio.to_thread(self._actor, name, machine)
-                node = RayNode(name, actor)
+                await self._place(node, machine)
                 await node.begin(order)
         except (TokenmillError, TimeoutError) as error:
             self._again_at[name] = time.monotonic() + RETRY_S
-            self._say(
-                "node", f"no node on this machine: {str(error) or 'it does not begin'}", name, "warn", "ray status"
-            )
+            self._roll.coming(name, machine.address, str(error) or "it does not begin")
+            fix = (error.fix if isinstance(error, TokenmillError) else "") or "ray status"
+            if isinstance(error, PreflightError):
+                self._refused[name] = error
+            self._say("node", f"no node on this machine: {str(error) or 'it does not begin'}", name, "warn", fix)
             return
         self._nodes[name] = node
-        self._say("node", f"joined, at {machine['NodeManagerAddress']}", name)
+        self._say("node", f"joined, at {machine.address}", name)
         if self._met is None:
             self._joined.put_nowait(node)
         else:
@@ -346,21 +309,36 @@ class RayCluster:
         if self._stop is not None:
             await node.stop(*self._stop)
 
-    def _actor(self, name: str, machine: dict[str, Any]) -> Any:
+    async def _place(self, node: FarNode, machine: Machine) -> None:
+        """Until Ray has started it: what it takes is Ray's to give, and other jobs may have it for hours."""
+        self._unplaced[node.name] = node
+        try:
+            if not await node.placed(PENDING_S):
+                needs = (
+                    f"its {machine.gpus} GPUs, which other jobs of Ray may have" if machine.gpus else "Ray to start it"
+                )
+                self._roll.coming(node.name, machine.address, f"waits for {needs}")
+                self._say("node", f"waits for {needs}", node.name, "warn", "ray status")
+                while not await node.placed(PENDING_S):
+                    pass
+        finally:
+            del self._unplaced[node.name]
+
+    def _actor(self, machine: Machine) -> Any:
         """The actor that lives there, or a new one."""
         options = {
-            "name": self._title(name),
+            "name": self._title(machine.name),
             "namespace": NAMESPACE,
             "lifetime": "detached",
             "get_if_exists": True,
             "num_cpus": 0,
-            "num_gpus": self._gpus_of(machine) or 0,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(machine["NodeID"], soft=False),
-            "runtime_env": {"env_vars": SERVERS_OUTLIVE},
+            "num_gpus": machine.gpus,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(machine.id, soft=False),
+            "runtime_env": {"env_vars": VARIABLES},
         }
         return ray.remote(Post).options(**options).remote()
 
-    def _sort_out(self) -> None:
+    async def _sort_out(self) -> None:
         """Nodes that have ended leave; one that is lost may come again, one in trouble of its own does not."""
         for name, task in list(self._coming.items()):
             if task.done():
@@ -370,11 +348,11 @@ class RayCluster:
             if not node.done.is_set():
                 continue
             del self._nodes[name]
-            self._gone_tokens += node.last.tokens
+            self._roll.gone(node.last, *self._end_of(node))
             self._again_at[name] = time.monotonic() + RETRY_S
             if node.trouble is not None:
                 self._say("node", str(node.trouble), name, "error", node.trouble.fix)
-                node.kill()
+                await node.kill()
                 if not isinstance(node.trouble, UsageError):  # its folder is in use still
                     self._refused[name] = node.trouble
                 if isinstance(node.trouble, FATAL):
@@ -382,8 +360,3 @@ class RayCluster:
 
     def _say(self, kind: str, text: str, node: str = "", level: str = "info", fix: str = "") -> None:
         self._log.add(Event(now(), kind, text, "", level, fix, node=node))
-
-
-def _name(machine: dict[str, Any]) -> str:
-    """Ray's name of a machine, its address where nobody gave it one, as a folder's name."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", machine["NodeName"] or machine["NodeManagerAddress"])

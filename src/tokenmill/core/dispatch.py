@@ -4,8 +4,8 @@ Invariants: a prompt is with one node at a time, and its record counts once: wha
 counted. What a lost node had goes to the others.
 
 Towards the end of a set a node is given less than it asks for (guided self-scheduling): its waiting room holds at most
-half of its fair share of what is left, and it gets nothing that the others would have finished sooner. So no node waits
-for another that still has a queue. One node alone gets what it asks for.
+half of its fair share of what is left, nothing before its first answer, and it gets nothing that the others would have
+finished sooner. So no node waits for another that still has a queue. One node alone gets what it asks for.
 """
 
 from collections import Counter, deque
@@ -48,7 +48,8 @@ def allowance(node: Load, others: Iterable[Load], credits: int, left: int) -> in
     seconds = node.seconds or usual
     rate = node.capacity / seconds
     rates = sum(other.capacity / (other.seconds or usual) for other in rest)
-    room = int(left * rate / (rate + rates) / 2)
+    # Before its first answer nobody knows whether it is a slow one, and what waits there may be what all wait for.
+    room = int(left * rate / (rate + rates) / 2) if node.seconds else 0
     wanted = min(credits, node.capacity + room - node.outstanding)
     # When the others would be through with all that is left, those that wait with them included.
     others_s = (left + sum(other.queued for other in rest)) / rates + min(other.seconds or usual for other in rest)

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import msgspec
 
 from tokenmill.core.efficiency import Efficiency
+from tokenmill.core.environment import Environment
 from tokenmill.core.occupancy import Work
 from tokenmill.core.peak import Peak
+from tokenmill.core.server import SERVING, State
 
 STEPS = ("preflight", "staging", "starting", "generating", "draining", "sealing", "stopping")
 ENDED = ("done", "stopped", "failed")
@@ -67,9 +69,27 @@ class Finding(msgspec.Struct, frozen=True):
     fix: str = ""
 
 
+class Step(msgspec.Struct, frozen=True):
+    """A long step that goes on: `done` of `total` units (0: nobody knows), `per_s` of the last seconds, None unknown.
+
+    `unit` is a plural, or "bytes".
+    """
+
+    what: str
+    done: int
+    total: int
+    unit: str
+    per_s: float | None = None
+    note: str = ""
+
+
 class NodeStatus(msgspec.Struct, frozen=True):
-    """`queued` are prompts that no server has begun, `credits` how many more the node can use now.
-    `made_of`: its cards and its engine, in words; empty until it knows."""
+    """`queued` are prompts that no server has begun, `credits` how many more the node can use now, `doctor` its
+    machine's findings. `environment` is None until it knows.
+
+    Where there are several, their run adds: `records`, those that it has from it since this start; `at`, its address;
+    `state` and `note`, what it is and why, where its servers do not tell (core/roll.py).
+    """
 
     node: str
     servers: tuple[ServerStatus, ...]
@@ -79,14 +99,18 @@ class NodeStatus(msgspec.Struct, frozen=True):
     credits: int = 0
     tokens: int = 0
     findings: tuple[Finding, ...] = ()
-    step: "Step | None" = None
-    made_of: str = ""
+    step: Step | None = None
+    environment: Environment | None = None
+    doctor: tuple[Finding, ...] = ()
+    records: int = 0
+    at: str = ""
+    state: str = ""
+    note: str = ""
 
 
 def together(nodes: Sequence[NodeStatus]) -> NodeStatus:
-    """All nodes as one: their servers side by side, everything else added up."""
-    if len(nodes) == 1:
-        return nodes[0]
+    """All nodes as one: their servers side by side, everything else added up. What a node of several stages is its
+    own: the others may generate."""
     return NodeStatus(
         node="",
         servers=tuple(server for node in nodes for server in node.servers),
@@ -96,8 +120,66 @@ def together(nodes: Sequence[NodeStatus]) -> NodeStatus:
         credits=sum(node.credits for node in nodes),
         tokens=sum(node.tokens for node in nodes),
         findings=tuple(finding for node in nodes for finding in node.findings),
-        step=next((node.step for node in nodes if node.step is not None), None),
+        step=next((node.step for node in nodes if node.step is not None and not node.node), None),
     )
+
+
+NODE_STATES = ("joining", "doctor", "staging", "starting", "ready", "backoff", "draining", "ended", "lost", "failed")
+"""Of a node of several, in the order of its life. `backoff`: no server of it serves, and none is starting."""
+
+
+class NodeRow(msgspec.Struct, frozen=True):
+    """One of several nodes, as it is shown: `state` is one of NODE_STATES ("alone", "gone" or "unknown" where its run
+    is dead), `ready` of its `servers` serve, `tokens` and `records` came since this start, rates are tokens a second of
+    the last minute. `note` is why it is so, `made_of` its cards and engine in words, `findings` are its doctor's."""
+
+    node: str
+    state: str
+    at: str
+    servers: int
+    ready: int
+    in_flight: int
+    capacity: int
+    tokens_per_s: float
+    tokens: int
+    records: int
+    step: Step | None = None
+    note: str = ""
+    made_of: str = ""
+    findings: tuple[Finding, ...] = ()
+
+
+def row_of(node: NodeStatus) -> NodeRow:
+    """What is shown of a node."""
+    return NodeRow(
+        node=node.node,
+        state=_state(node),
+        at=node.at,
+        servers=len(node.servers),
+        ready=sum(server.state in SERVING for server in node.servers),
+        in_flight=node.in_flight,
+        capacity=node.capacity,
+        tokens_per_s=round(sum(server.tokens_per_s for server in node.servers), 1),
+        tokens=node.tokens,
+        records=node.records,
+        step=node.step,
+        note=node.note,
+        made_of=node.environment.made_of if node.environment else "",
+        findings=node.doctor,
+    )
+
+
+_RESTING = frozenset({State.BACKOFF, State.QUARANTINED, State.FAILED, State.STOPPED})
+
+
+def _state(node: NodeStatus) -> str:
+    if node.state:
+        return node.state
+    if not node.servers:
+        return "staging"
+    if any(server.state in SERVING for server in node.servers):
+        return "ready"
+    return "backoff" if all(server.state in _RESTING for server in node.servers) else "starting"
 
 
 class PromptCounts(msgspec.Struct, frozen=True):
@@ -130,20 +212,6 @@ class GateShare(msgspec.Struct, frozen=True):
     worst: float
 
 
-class Step(msgspec.Struct, frozen=True):
-    """A long step that goes on: `done` of `total` units (0: nobody knows), `per_s` of the last seconds, None unknown.
-
-    `unit` is a plural, or "bytes".
-    """
-
-    what: str
-    done: int
-    total: int
-    unit: str
-    per_s: float | None = None
-    note: str = ""
-
-
 class RunStatus(msgspec.Struct, frozen=True):
     """`state` is one of STEPS or ENDED; "up" where servers go on alone; "killed" by those who find it so.
 
@@ -151,7 +219,8 @@ class RunStatus(msgspec.Struct, frozen=True):
     once servers have stopped. `copied` is the Unix time of the newest whole copy in output.copy_to, 0 without one;
     `written` that of the newest record in the journal. `loop_lag_s` is the longest of the last seconds that tokenmill
     itself was late by, doing other things. `eta_s` is likely, `eta_low_s` to `eta_high_s` honest (core/eta); None where
-    unknown, or where nothing bounds it. `efficiency` is None where it is not measured.
+    unknown, or where nothing bounds it. `efficiency` is None where it is not measured. `nodes` is empty where the run
+    has but one, on this machine.
     """
 
     run: str
@@ -175,3 +244,4 @@ class RunStatus(msgspec.Struct, frozen=True):
     gate: tuple[GateShare, ...] = ()
     step: Step | None = None
     efficiency: Efficiency | None = None
+    nodes: tuple[NodeRow, ...] = ()

@@ -121,3 +121,14 @@ def choose(gpus: Sequence[Gpu], asked: str | Sequence[int | str]) -> list[Gpu]:
             raise PreflightError(f"fleet.gpus names {found.label} twice")
         chosen.append(found)
     return chosen
+
+
+def lent(gpus: Sequence[Gpu], asked: Sequence[int | str]) -> None:
+    """Raises PreflightError where a node of a cluster would use a named card that the cluster has not given it: by
+    CUDA_VISIBLE_DEVICES, and as many as are named, whichever are free."""
+    given = visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if strange := [gpu.label for gpu in choose(gpus, asked) if gpu not in given]:
+        has = ", ".join(gpu.label for gpu in given) or "none"
+        words = f"fleet.gpus names {', '.join(strange)}, and the cluster has given this node {has}"
+        fix = 'fleet.gpus = "all", and where this machine joins the cluster CUDA_VISIBLE_DEVICES with those it may use'
+        raise PreflightError(words, fix=fix)

@@ -31,7 +31,13 @@ def _row(label: str, text: str) -> Iterator[str]:
 
 def _servers(plan: Plan) -> Iterator[str]:
     each = f"{plan.running_per_server:,} at once on each, limited by {plan.limited_by}"
-    yield from _row("servers", f"{plan.servers:,}")
+    if plan.nodes_from:
+        yield from _row("nodes", plan.nodes_from)
+    able = [node for node in plan.nodes if not node.trouble]
+    yield from _row("servers", f"{plan.servers:,}" + (f" on {len(able):,} nodes" if plan.nodes else ""))
+    for node in able:
+        words = f"node {node.node}: {node.servers}, {node.cards}, {node.running_per_server:,} at once on each"
+        yield from _row("", words)
     yield from _row("requests", f"{each}; {plan.running_per_server * plan.servers:,} in all")
     if plan.waiting_per_server:
         asked = plan.running_per_server + plan.waiting_per_server

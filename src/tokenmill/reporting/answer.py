@@ -3,10 +3,10 @@
 import msgspec
 
 from tokenmill.core.efficiency import Efficiency
-from tokenmill.environment import Environment
+from tokenmill.core.environment import Environment
 from tokenmill.reporting.course import Course
 from tokenmill.reporting.examples import Kind
-from tokenmill.reporting.figures import Counts, LabelCount, Masks, Outlier, ServerFigures, Spread
+from tokenmill.reporting.figures import Counts, LabelCount, Masks, NodeFigures, Outlier, ServerFigures, Spread
 from tokenmill.reporting.notices import FindingRow, Notice
 from tokenmill.settings import Settings
 
@@ -47,6 +47,7 @@ class Report(msgspec.Struct, frozen=True):
     prompt: Spread | None
     masks: Masks
     labels: list[LabelCount]
+    nodes: list[NodeFigures]
     servers: list[ServerFigures]
     outliers: list[Outlier]
     limits: dict[str, float]

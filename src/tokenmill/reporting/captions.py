@@ -12,7 +12,7 @@ from tokenmill.core.efficiency import Efficiency, of_peak
 from tokenmill.plain import duration
 from tokenmill.reporting.charts import ROWS, share
 from tokenmill.reporting.course import Course, Loss, Series, Start
-from tokenmill.reporting.figures import Clip, Masks, Outlier, ServerFigures, Spread
+from tokenmill.reporting.figures import Clip, Masks, NodeFigures, Outlier, ServerFigures, Spread
 
 DIP = 0.9
 """Of the median: a stretch below it is told of."""
@@ -256,3 +256,12 @@ def outlying(found: Sequence[Outlier]) -> Iterator[str]:
             f"Server {outlier.server} has {outlier.label} in {share(round(outlier.share, 4))} of its completions, the "
             f"others in {share(round(outlier.others, 4))}: more than chance."
         )
+
+
+def unlike(found: Sequence[NodeFigures]) -> Iterator[str]:
+    """A sentence for each node that is made of something else than most: its answers and its pace may differ."""
+    odd = [node for node in found if node.unlike]
+    for node in odd[:NAMED]:
+        yield f"Node {node.name} is unlike the others: {node.unlike}."
+    if len(odd) > NAMED:
+        yield f"{len(odd) - NAMED} more nodes are unlike the others: see Nodes."

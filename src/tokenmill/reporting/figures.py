@@ -1,11 +1,13 @@
 """What a run made, in figures: counts, lengths, masks, labels, servers. Pure, from the columns."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from tokenmill.core.environment import Environment, unlike
 from tokenmill.core.records import PROMPT_FAULTS
 from tokenmill.core.status import by_name
 from tokenmill.reporting.columns import ACCEPTED, FAILED, REJECTED, Columns, Ints
@@ -95,6 +97,22 @@ class ServerFigures(msgspec.Struct, frozen=True):
     tokens_per_s: float
     request_tokens_per_s: float | None
     accept_length: float | None
+
+
+class NodeFigures(msgspec.Struct, frozen=True):
+    """A node's servers together. `environment` is the newest that is known of it; `unlike` says in what that differs
+    from most nodes', empty where in nothing."""
+
+    name: str
+    servers: int
+    completions: int
+    tokens: int
+    rejected: int
+    truncated: int
+    failed: int
+    tokens_per_s: float
+    environment: Environment | None
+    unlike: str = ""
 
 
 class Counts(NamedTuple):
@@ -194,6 +212,38 @@ def servers(found: Columns, on_s: float) -> list[ServerFigures]:
             )
         )
     return rows
+
+
+def nodes(fleet: Sequence[ServerFigures], environments: Sequence[Environment]) -> list[NodeFigures]:
+    """One for each node of several that a record came from or that is known; none for a run on one machine."""
+    known = {row.node: row for row in environments if row.node}
+    per: dict[str, list[ServerFigures]] = {name: [] for name in known}
+    for server in fleet:
+        if node := by_name(server.name)[0]:
+            per.setdefault(node, []).append(server)
+    usual = _usual(list(known.values()))
+    return [
+        NodeFigures(
+            name=name,
+            servers=len(own),
+            completions=sum(server.completions for server in own),
+            tokens=sum(server.tokens for server in own),
+            rejected=sum(server.rejected for server in own),
+            truncated=sum(server.truncated for server in own),
+            failed=sum(server.failed for server in own),
+            tokens_per_s=round(sum(server.tokens_per_s for server in own), 1),
+            environment=known.get(name),
+            unlike=unlike(known[name], usual) if usual and name in known else "",
+        )
+        for name, own in sorted(per.items())
+    ]
+
+
+def _usual(rows: Sequence[Environment]) -> Environment | None:
+    """What most are like."""
+    kinds = Counter(tuple(row.parts.items()) for row in rows)
+    most = max(kinds.values(), default=0)
+    return next((row for row in rows if kinds[tuple(row.parts.items())] == most), None)
 
 
 def labels(found: Columns, rejecting: frozenset[str]) -> list[LabelCount]:

@@ -11,10 +11,10 @@ import numpy as np
 
 from tokenmill import configfile, dataset, environment, events, history, settings
 from tokenmill.config import Config, rules_of
+from tokenmill.core.environment import Environment
 from tokenmill.core.judge import Rules
 from tokenmill.core.server import LIVE, SERVING
 from tokenmill.core.status import ENDED
-from tokenmill.environment import Environment
 from tokenmill.errors import StoreError, TokenmillError
 from tokenmill.events import Event
 from tokenmill.folder import RunFolder

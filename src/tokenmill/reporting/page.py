@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from msgspec.structs import replace
 
 from tokenmill.core.records import FAILURES
 from tokenmill.core.status import by_name
@@ -56,10 +57,20 @@ def render(report: Report, clock: Clock) -> str:
         lost=Counter(loss.server for loss in report.course.losses),
         matrix=report.labels[:MATRIX] if 1 < len(report.servers) <= MATRIX else [],
         odd={(outlier.server, outlier.label) for outlier in report.outliers},
+        node_lost=Counter(by_name(loss.server)[0] for loss in report.course.losses),
+        environments=_alike(report),
         settings=[(row, _rows(row)) for row in report.settings],
         failures=FAILURES,
         long=LONG,
     )
+
+
+def _alike(report: Report) -> list[list[Any]]:
+    """The environments; those of nodes that say the same together."""
+    groups: dict[Any, list[Any]] = {}
+    for row in report.environment:
+        groups.setdefault(replace(row, t=0.0, node="") if row.node else row, []).append(row)
+    return list(groups.values())
 
 
 def _moment(t: float) -> str:

@@ -76,7 +76,7 @@ class Page:
 
     async def log(self, request: web.Request) -> web.StreamResponse:
         """The end of a server's log and what comes, as server-sent events."""
-        server = _number(request, "server")
+        server = request.query.get("server", "")
         return await _streamed(request, lambda: self._hub.log(server))
 
     async def records(self, request: web.Request) -> web.Response:

@@ -86,7 +86,7 @@ class Hub:
     def __init__(self, watcher: Watcher) -> None:
         self.watcher = watcher
         self._all = _Room()
-        self._logs: dict[int, _LogRoom] = {}
+        self._logs: dict[str, _LogRoom] = {}
         self._watching: Asker[list[Message]] = Asker()
         self._stepping: Asker[bool] = Asker()
         # Held for a look with its telling, and for a newcomer's beginning: nobody misses a message between the two.
@@ -122,9 +122,9 @@ class Hub:
                 self._whole = None
             for each in messages:
                 self._all.tell(each)
-            for number, room in list(self._logs.items()):
+            for name, room in list(self._logs.items()):
                 if not room.feeds:
-                    self._logs.pop(number).close()
+                    self._logs.pop(name).close()
                 else:
                     await room.look()
 
@@ -160,16 +160,16 @@ class Hub:
             self._all.feeds.discard(feed)
 
     @contextlib.asynccontextmanager
-    async def log(self, number: int) -> AsyncIterator[tuple[Message, Feed]]:
+    async def log(self, name: str) -> AsyncIterator[tuple[Message, Feed]]:
         """The end of a server's log, and what comes; raises FullError, UsageError where there is none to show."""
         self._check_room()
         async with self._looking:
-            if number not in self._logs:
-                tail = await reading(lambda: LogTail(self.watcher.folder, number), None)
+            if name not in self._logs:
+                tail = await reading(lambda: LogTail(self.watcher.folder, name), None)
                 if tail is None:
-                    raise UsageError(f"the log of server {number} does not come: its disk hangs")
-                self._logs[number] = _LogRoom(tail=tail)
-            room = self._logs[number]
+                    raise UsageError(f"the log of server {name} does not come: its disk hangs")
+                self._logs[name] = _LogRoom(tail=tail)
+            room = self._logs[name]
             room.feeds.add(feed := Feed(BEHIND))
             begin = message("begin", list(room.tail.recent))
         try:

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from tokenmill import __version__
 from tokenmill.core.efficiency import PARTS
 from tokenmill.core.server import State
-from tokenmill.core.status import ENDED, STEPS, RunStatus, ServerStatus
+from tokenmill.core.status import ENDED, NODE_STATES, STEPS, NodeRow, RunStatus, ServerStatus
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -24,6 +24,15 @@ PER_SERVER: tuple[tuple[str, str, Callable[[ServerStatus], float | None]], ...] 
     ("tokens_per_second", "Output tokens a second over the last minute", lambda server: server.tokens_per_s),
     ("accept_length_tokens", "Tokens a step of speculation yields", lambda server: server.accept_length),
     ("start_progress_ratio", "How far the server's start is", lambda server: server.percent / 100),
+)
+
+PER_NODE: tuple[tuple[str, str, Callable[[NodeRow], float]], ...] = (
+    ("servers", "Servers of the node", lambda node: node.servers),
+    ("servers_ready", "Servers of the node that serve", lambda node: node.ready),
+    ("in_flight_requests", "Requests that the node works on", lambda node: node.in_flight),
+    ("capacity_requests", "Requests that the node runs at once", lambda node: node.capacity),
+    ("tokens_per_second", "Output tokens a second over the last minute", lambda node: node.tokens_per_s),
+    ("findings", "What its doctor warned of", lambda node: len(node.findings)),
 )
 
 
@@ -42,6 +51,8 @@ class _Collected:
         if self._status is not None:
             yield from _of_run(self._status)
             yield from _of_servers(self._status.servers)
+            if self._status.nodes:
+                yield from _of_nodes(self._status.nodes)
 
 
 def _of_run(status: RunStatus) -> Iterator[Metric]:
@@ -74,20 +85,38 @@ def _of_run(status: RunStatus) -> Iterator[Metric]:
 
 
 def _of_servers(servers: tuple[ServerStatus, ...]) -> Iterator[Metric]:
-    names = [server.name for server in servers]
-    states = GaugeMetricFamily("tokenmill_server_state", "1 for the state the server is in", labels=["server", "state"])
-    restarts = CounterMetricFamily("tokenmill_server_restarts", "Restarts since this start", labels=["server"])
-    for name, server in zip(names, servers, strict=True):
+    """With a label for the node where there are several."""
+    own = ["server", "node"] if any(server.node for server in servers) else ["server"]
+    marks = [[server.name, server.node][: len(own)] for server in servers]
+    states = GaugeMetricFamily("tokenmill_server_state", "1 for the state the server is in", labels=[*own, "state"])
+    restarts = CounterMetricFamily("tokenmill_server_restarts", "Restarts since this start", labels=own)
+    for mark, server in zip(marks, servers, strict=True):
         for state in (*State, *_new(server.state, tuple(State))):
-            states.add_metric([name, str(state)], int(server.state == state))
-        restarts.add_metric([name], server.restarts)
+            states.add_metric([*mark, str(state)], int(server.state == state))
+        restarts.add_metric(mark, server.restarts)
     yield states
     yield restarts
     for suffix, words, read in PER_SERVER:
-        found = GaugeMetricFamily(f"tokenmill_server_{suffix}", words, labels=["server"])
-        for name, server in zip(names, servers, strict=True):
+        found = GaugeMetricFamily(f"tokenmill_server_{suffix}", words, labels=own)
+        for mark, server in zip(marks, servers, strict=True):
             if (value := read(server)) is not None:
-                found.add_metric([name], value)
+                found.add_metric(mark, value)
+        yield found
+
+
+def _of_nodes(nodes: tuple[NodeRow, ...]) -> Iterator[Metric]:
+    states = GaugeMetricFamily("tokenmill_node_state", "1 for the state the node is in", labels=["node", "state"])
+    records = CounterMetricFamily("tokenmill_node_records", "Records that it gave since this start", labels=["node"])
+    for node in nodes:
+        for state in (*NODE_STATES, *_new(node.state, NODE_STATES)):
+            states.add_metric([node.node, state], int(node.state == state))
+        records.add_metric([node.node], node.records)
+    yield states
+    yield records
+    for suffix, words, read in PER_NODE:
+        found = GaugeMetricFamily(f"tokenmill_node_{suffix}", words, labels=["node"])
+        for node in nodes:
+            found.add_metric([node.node], read(node))
         yield found
 
 

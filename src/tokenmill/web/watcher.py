@@ -14,15 +14,16 @@ from tokenmill import configfile, events, history
 from tokenmill.config import rules_of
 from tokenmill.core.efficiency import of_peak
 from tokenmill.core.judge import Rules
+from tokenmill.core.roll import found
 from tokenmill.core.status import RunStatus
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.events import Event
 from tokenmill.folder import RunFolder
 from tokenmill.history import Moment, Thinned, moment
-from tokenmill.logs import Log, numbers
+from tokenmill.logs import Log, places
 from tokenmill.plain import against_gate, left, start_of
 from tokenmill.servers import status_of
-from tokenmill.steps import step_words
+from tokenmill.steps import node_words, step_words
 from tokenmill.untrusted import log_line
 from tokenmill.web.catalog import Catalog
 from tokenmill.web.charts import columns
@@ -109,7 +110,7 @@ class Watcher:
             "live": self._live,
             "words": _words(self.status) if self.status else {},
             "catalog": {**catalog, "trouble": self.trouble},
-            "logs": numbers(self.folder),
+            "logs": list(places(self.folder)),
             "now": time.time(),
         }
 
@@ -133,11 +134,11 @@ class Watcher:
     def _new_points(self) -> Message | None:
         before = self._last
         new: deque[Moment] = deque(maxlen=NEW_POINTS)
-        for found, end in history.read(self.folder.history, self._line_end):
+        for each, end in history.read(self.folder.history, self._line_end):
             self._line_end = end
-            self._line.add(found)
-            self._timeline.moment(found)
-            new.append(found)
+            self._line.add(each)
+            self._timeline.moment(each)
+            new.append(each)
         if not new:
             return None
         self._last = new[-1]
@@ -154,13 +155,14 @@ class Watcher:
 
 
 class LogTail:
-    """The end of one server's log, and what comes; for any number of readers. Raises UsageError for a number that no
+    """The end of one server's log, and what comes; for any number of readers. Raises UsageError for a name that no
     server has, and for a log that is not a file of this folder."""
 
-    def __init__(self, folder: RunFolder, server: int) -> None:
-        if server not in numbers(folder):
-            raise UsageError(f"there is no log of server {server}")
-        self._folder, self._path = folder, folder.log(server)
+    def __init__(self, folder: RunFolder, server: str) -> None:
+        path = places(folder).get(server)
+        if path is None:
+            raise UsageError("there is no log of such a server")
+        self._folder, self._path = folder, path
         self._log = Log(own_file(folder, self._path))
         self.recent = deque(self._lines(self._log.last(LOG_LINES)), maxlen=LOG_LINES)
 
@@ -181,17 +183,15 @@ class LogTail:
 
 def _words(status: RunStatus) -> dict[str, Any]:
     """What the terminal says in the same words; of a share of the gate, also whether it is near what is allowed, of a
-    server its name and where its start is."""
+    server its name and where its start is, of a node what is to be said of it."""
     step = step_words(status.step) if status.step else ""
     servers = [(server.name, start_of(server)) for server in status.servers]
+    nodes = [node_words(node) for node in status.nodes]
+    gate = list(against_gate(status.gate))
+    doctors = [(f"{whose}: {one.kind}: {one.text}", one.fix) for whose, one in found(status.nodes)]
     peak = " · ".join(of_peak(status.efficiency))
-    return {
-        "left": left(status),
-        "step": step,
-        "peak": peak,
-        "gate": list(against_gate(status.gate)),
-        "servers": servers,
-    }
+    words = {"left": left(status), "step": step, "peak": peak, "gate": gate, "servers": servers}
+    return {**words, "nodes": nodes, "doctors": doctors}
 
 
 def own_file(folder: RunFolder, path: Path) -> Path:

@@ -50,3 +50,10 @@ def test_a_card_that_is_not_there_is_named(asked: list[int | str], told: str) ->
     with pytest.raises(PreflightError) as caught:
         gpus.choose(CARDS, asked)
     assert told in str(caught.value)
+
+
+def test_a_cluster_lends_cards_and_no_others_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-0000")
+    gpus.lent(CARDS, [0, "GPU-2222"])
+    with pytest.raises(PreflightError, match="names GPU 1, and the cluster has given this node GPU 2, GPU 0"):
+        gpus.lent(CARDS, [0, 1])

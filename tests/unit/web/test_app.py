@@ -174,7 +174,7 @@ def test_a_log_that_becomes_a_link_ends(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("the secret\n")
 
     async def look() -> None:
-        async with page(folder) as (_, watched), watched.log(0) as (_, feed):
+        async with page(folder) as (_, watched), watched.log("0") as (_, feed):
             with folder.log(0).open("a") as out:
                 out.write("more\n")
             await watched.look()
@@ -197,7 +197,7 @@ def test_a_page_begins_with_all_there_is(tmp_path: Path) -> None:
             assert found["columns"]["t"] == [1_700_000_000.0, 1_700_000_010.0, 1_700_000_020.0]
             assert found["timeline"] == {"0": [[1_700_000_000.0, "starting"], [1_700_000_010.0, "ready"]]}
             assert [one["text"] for one in found["events"]] == ["pending → starting", "starting → ready"]
-            assert (found["live"], found["logs"]) == (False, [0])
+            assert (found["live"], found["logs"]) == (False, ["0"])
             async with client.get("/api/status") as answer:
                 status = await answer.json()
             assert status["prompts"] == found["status"]["prompts"]

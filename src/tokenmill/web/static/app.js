@@ -4,7 +4,7 @@ import { addPoints, begin as beginCharts } from "/charts.js";
 import { $, count, duration, el, moment, options, percent } from "/dom.js";
 import { renew as renewLogs, pause as pauseLogs, resume as resumeLogs } from "/logs.js";
 import { renew as renewRecords } from "/records.js";
-import { addChanges, beginTimeline, drawTimeline, showServers } from "/servers.js";
+import { addChanges, beginTimeline, drawTimeline, showNodes, showServers } from "/servers.js";
 
 const EVENTS = 200; // as the server keeps
 const GOOD = ["generating", "done", "up"];
@@ -82,6 +82,7 @@ function show(now) {
     ...status.findings.map((found) =>
       el("p", { class: "notice", text: `server ${found.server}: ${found.text}${found.fix ? `\nfix: ${found.fix}` : ""}` })),
   );
+  showNodes(status.nodes, now.words);
   showServers(status.servers, now.words.servers);
   drawTimeline(now.live ? now.now : status.updated);
   options($("label"), now.catalog.labels, "any");

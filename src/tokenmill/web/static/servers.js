@@ -1,11 +1,31 @@
-// The servers' table, and the timeline of their phases.
+// The nodes' table where there are several, the servers' table, and the timeline of their phases.
 
 import { $, count, el, moment } from "/dom.js";
 
 const KNOWN = 500; // changes a server, as the server keeps
 const STYLE = { ready: "good", failed: "bad", quarantined: "bad", backoff: "warn", suspect: "warn" };
+const NODE_STYLE = { ready: "good", ended: "good", failed: "bad", lost: "bad", gone: "bad", backoff: "warn", alone: "warn" };
 let changes = {};
 let gaps = [];
+
+// `words.nodes` are what the terminal says beside each node's numbers, `words.doctors` what their doctors found.
+export function showNodes(nodes, words) {
+  $("nodes").hidden = $("to-nodes").hidden = nodes.length === 0;
+  $("node-rows").replaceChildren(...nodes.map((node, at) => {
+    const cell = (text) => el("td", { text });
+    return el("tr", {},
+      el("th", { scope: "row", text: node.node, title: node.at }),
+      el("td", {}, el("span", { class: `badge ${NODE_STYLE[node.state] || ""}`, text: node.state })),
+      cell(node.servers ? `${node.ready}/${node.servers}` : ""),
+      cell(node.capacity ? `${node.in_flight}/${node.capacity}` : ""),
+      cell(node.capacity ? count(node.tokens_per_s) : ""),
+      cell(node.records ? count(node.records) : ""),
+      cell(words.nodes[at]));
+  }));
+  $("node-findings").hidden = words.doctors.length === 0;
+  $("node-found").replaceChildren(...words.doctors.map(([text, fix]) =>
+    el("li", { text: fix ? `${text}\nfix: ${fix}` : text })));
+}
 
 // `words` are each server's name and where its start is, as the terminal says them.
 export function showServers(servers, words) {

@@ -1,0 +1,31 @@
+"""Which machines of a Ray cluster get a node, under which names and with how many GPUs."""
+
+from typing import Any
+
+from tokenmill.cluster.machines import fitting
+
+
+def row(name: str, gpus: float = 0, number: int = 1, *, alive: bool = True) -> dict[str, Any]:
+    have = {"CPU": 8.0, **({"GPU": gpus} if gpus else {})}
+    address = f"10.0.0.{number}"
+    return {"NodeName": name, "NodeID": f"{number:06d}ff", "NodeManagerAddress": address, "Alive": alive} | {
+        "Resources": have
+    }
+
+
+ROWS = [row("head"), row("big", 8.0, 2), row("small", 2.0, 3), row("gone", 8.0, 4, alive=False)]
+
+
+def test_every_machine_gives_all_its_gpus_or_as_many_as_are_named() -> None:
+    assert {machine.name: machine.gpus for machine in fitting(ROWS, "all")} == {"big": 8, "small": 2}
+    assert {machine.name: machine.gpus for machine in fitting(ROWS, [0, 1, 2])} == {"big": 3}
+    assert {machine.name: machine.gpus for machine in fitting(ROWS, "none")} == {"head": 0, "big": 0, "small": 0}
+
+
+def test_names_are_folders_names_and_each_is_one_machines() -> None:
+    twins = [row("gpu/box 1", 1.0, 5), row("gpu/box 1", 1.0, 6), row("", 1.0, 7)]
+    assert [machine.name for machine in fitting(twins, "all")] == [
+        "gpu_box_1-000005",
+        "gpu_box_1-000006",
+        "10.0.0.7",
+    ]
