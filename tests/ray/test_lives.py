@@ -16,7 +16,7 @@ from tests.ray.raylets import Raylets, actor_pid, clean_up, raylets, wait_for
 from tests.unit.make import jsonl
 from tokenmill.machine import processes
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(240)
 
 ROWS = 120
 KEYS = {f"k{n}" for n in range(ROWS)}
