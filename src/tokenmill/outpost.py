@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
+from pydantic import ValidationError
 
 from tokenmill import __version__, errors, store
 from tokenmill.checks.base import Context
@@ -149,9 +150,13 @@ class Outpost:
         if await self._serves_another(asked.head):
             words = f"this node works for another run of the same folder: {self._head}"
             return _refusal(UsageError(words, fix="end one of them, or give it another name"))
+        try:
+            config = Config.model_validate_json(asked.config)
+        except ValidationError:  # whose words repeat values, secrets among them
+            words = "the tokenmill here cannot read the config of the run's head"
+            return _refusal(PreflightError(words, fix="install the same on every machine"))
         self._heard, self._head = time.monotonic(), asked.head
         asked = replace(asked, head="")
-        config = Config.model_validate_json(asked.config)
         async with self._taking:
             if self._living and asked == self._order:
                 self._introduce = True

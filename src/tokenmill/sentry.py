@@ -10,11 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-from tokenmill.errors import PreflightError, UsageError
-from tokenmill.events import EventLog
-from tokenmill.folder import RunFolder
-from tokenmill.leftovers import end, kill, survivors
-
 LOOK_S = 1.0
 """Between two looks at whether a node has come: a look reads /proc once."""
 
@@ -39,8 +34,15 @@ class Sentry:
             pass  # it is gone already
 
 
-def watch(folder: RunFolder, patience_s: float) -> None:
-    """Until another node has the servers, or none is left; they are ended after `patience_s`."""
+def watch(path: Path, patience_s: float) -> None:
+    """Until another node has the servers of a node's folder, or none is left; they are ended after `patience_s`."""
+    # Only now: one that waits for its node's end, as nearly all of them do for ever, is to cost nothing.
+    from tokenmill.errors import PreflightError, UsageError
+    from tokenmill.events import EventLog
+    from tokenmill.folder import RunFolder
+    from tokenmill.leftovers import end, kill, survivors
+
+    folder = RunFolder(path)
     deadline = time.monotonic() + patience_s
     while not folder.state().keep and (left := survivors(folder)):
         if folder.owner() is not None:
@@ -50,7 +52,7 @@ def watch(folder: RunFolder, patience_s: float) -> None:
                 with folder.own("sentry"):
                     log = EventLog(folder.events)
                     log.say("node", f"it was killed, and no other has come for {patience_s:.0f} s", "warn")
-                    asyncio.run(_end(folder, log))
+                    asyncio.run(end(folder, survivors(folder), log))
             except UsageError:
                 pass  # a node has come
             except PreflightError:
@@ -59,10 +61,6 @@ def watch(folder: RunFolder, patience_s: float) -> None:
         time.sleep(min(LOOK_S, patience_s / 5))
 
 
-async def _end(folder: RunFolder, log: EventLog) -> None:
-    await end(folder, survivors(folder), log)
-
-
 if __name__ == "__main__":
     if not sys.stdin.buffer.read(1):
-        watch(RunFolder(Path(sys.argv[1])), float(sys.argv[2]))
+        watch(Path(sys.argv[1]), float(sys.argv[2]))

@@ -21,7 +21,7 @@ from tokenmill.folder import RunFolder
 STORE = 80_000_000
 """Bytes of Ray's object store, the least that it takes."""
 
-NOTICED = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 6}
+NOTICED = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
 """So that Ray sees within seconds that a machine is gone: by itself it takes 15."""
 
 

@@ -18,7 +18,7 @@ from tokenmill import environment
 from tokenmill.machine import processes
 from tokenmill.servers import status_of
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(240)
 
 ROWS = 120
 KEYS = {f"k{n}" for n in range(ROWS)}
