@@ -1,10 +1,11 @@
-"""Nodes that outlive their run, again and again: what they made meanwhile is stored once, where it was asked for just so,
-and nothing is generated twice. The run itself, its conversations, and its retries."""
+"""Nodes that outlive their run, again and again: what they made meanwhile is stored once, where it was asked for just
+so, and nothing is generated twice. The run itself, its conversations, and its retries."""
 
 import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -52,25 +53,20 @@ class Survivor:
         records = []
         for _ in range(min(self.rng.randrange(most + 1), len(self.hand))):
             prompt = self.hand.pop(self.rng.randrange(len(self.hand)))
-            bad = self.rng.random() < 0.2
             text = f"{self.name}'s answer {len(self.made)} to {prompt.key}"
             self.made[text] = id_of(prompt)
-            names = ("key", "sample", "turn", "row", "cohort", "digest", "messages", "tools")
-            own = {name: getattr(prompt, name) for name in names}
-            said = {"text": text, "parts": Parts(0, 0, 0, len(text)), "finish_reason": "stop", "output_tokens": 1}
-            labels = {"labels": ("repetition",) if bad else (), "repetition": 9.0 if bad else 1.0}
-            records.append(Record(**{**own, **said, **labels, "settings": self.settings}))
+            records.append(answer(prompt, text, self.settings, bad=self.rng.random() < 0.2))
         return records
 
     def is_alone(self) -> None:
-        """Its head is gone: what it sent may not have arrived. Some of what it tells the next one is not so."""
+        """Its head is gone: what it sent may not have arrived. It tells the next one of answers, too, that do not
+        count: of other settings, of the run in a retry, to another history, to turns that nobody asks for."""
         self.spool += [*self.sent, *self.make(9)]
         self.sent, self.met, self.stopped = [], False, False
-        self.forged = [
-            replace(one, text="forged", **self.rng.choice([{"settings": "x"}, {"messages": Raw(b"[1]")}, {"turn": 9}]))
-            for one in self.spool
-            if self.rng.random() < 0.2
-        ]
+        wrong: list[dict[str, Any]] = [{"settings": "x"}, {"messages": Raw(b"[1]")}, {"turn": 9}]
+        wrong += [{"settings": "run"}] if self.settings != "run" else []
+        forged = [answer(prompt, "forged", self.settings, bad=False) for prompt in self.hand]
+        self.forged = [replace(one, **self.rng.choice(wrong)) for one in forged]
 
     async def credits(self) -> int:
         return 0
@@ -98,6 +94,14 @@ class Survivor:
         self.hand.clear()
 
 
+def answer(prompt: Prompt, text: str, settings: str, *, bad: bool) -> Record:
+    names = ("key", "sample", "turn", "row", "cohort", "digest", "messages", "tools")
+    own = {name: getattr(prompt, name) for name in names}
+    said = {"text": text, "parts": Parts(0, 0, 0, len(text)), "finish_reason": "stop", "output_tokens": 1}
+    labels = {"labels": ("repetition",) if bad else (), "repetition": 9.0 if bad else 1.0}
+    return Record(**{**own, **said, **labels, "settings": settings})
+
+
 class Together:
     """A cluster of them."""
 
@@ -105,7 +109,7 @@ class Together:
         self.joining: list[Node | None] = [*nodes, None]
 
     async def run(self) -> None:
-        """They have no life of its own."""
+        """They have no life of their own."""
 
     async def joined(self) -> Node | None:
         return self.joining.pop(0)
@@ -170,7 +174,7 @@ def test_what_nodes_made_without_their_run_counts_once_and_is_not_made_again(tmp
     nodes = [Survivor(name, rng) for name in ("a", "b", "c")]
     begun = 0
     for words in ((), ("repetition",), ("repetition",)):
-        while not asyncio.run(life(folder, path, nodes, words, rng.randrange(20, 80))):
+        while not asyncio.run(life(folder, path, nodes, words, rng.randrange(5, 40))):
             begun += 1
         stored = [record for record in rows(folder) if record.text]
         texts = {record.text for record in stored}

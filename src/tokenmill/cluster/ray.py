@@ -11,6 +11,8 @@ own, which Ray's head keeps, and never on a command line.
 import asyncio
 import logging
 import re
+import signal
+import threading
 import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
@@ -211,6 +213,7 @@ class RayCluster:
         try:
             try:
                 await asyncio.to_thread(self._connect)
+                _take_back_sigterm()
                 await self._until_stopped()
             except TokenmillError as error:
                 trouble = error
@@ -382,6 +385,13 @@ class RayCluster:
 
     def _say(self, kind: str, text: str, node: str = "", level: str = "info", fix: str = "") -> None:
         self._log.add(Event(now(), kind, text, "", level, fix, node=node))
+
+
+def _take_back_sigterm() -> None:
+    """Ray's handler lets ours run and aborts the process 3 s later: no drain, no last copy. Python's own comes back."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        signal.siginterrupt(signal.SIGTERM, False)  # as asyncio has it
 
 
 def _name(machine: dict[str, Any]) -> str:
