@@ -25,6 +25,7 @@ JOBS = sorted(EXAMPLES.glob("*.sbatch"))
 SCRIPTS = [*JOBS, *sorted(EXAMPLES.glob("*.sh"))]
 MANIFESTS = sorted(EXAMPLES.glob("*.yaml"))
 FILES = [*SCRIPTS, *MANIFESTS]
+KEYS = [f"k{n}" for n in range(24)]
 
 
 def named(path: Path) -> str:
@@ -84,7 +85,7 @@ def test_the_commands_and_flags_exist() -> None:
     for path in FILES:
         for text in bodies(path):
             for line in text.replace("\\\n", " ").splitlines():
-                for name, rest in re.findall(r"(?<![#/.\w-] )(?<![/.\w-])tokenmill (\w+)([^;&]*)", line.partition("# ")[0]):
+                for name, rest in re.findall(r"(?<![/.\w-])tokenmill (\w+)([^;&]*)", line.partition("# ")[0]):
                     known = {flag for option in commands[name].params for flag in option.opts}
                     assert set(re.findall(r"(?<=\s)--[a-z-]+", rest)) <= known, (path.name, line)
 
@@ -97,28 +98,38 @@ def test_a_job_is_asked_to_end_in_time_to_store_what_is_in_flight() -> None:
             assert "terminationGracePeriodSeconds: 300" in path.read_text()
 
 
+@pytest.mark.timeout(120)
+def test_a_slurm_job_that_is_warned_ends_in_good_order_and_queues_again(tmp_path: Path) -> None:
+    """The shell body as it stands but for paths and sizes."""
+    warned(tmp_path, small(tmp_path))
+
+
+@pytest.mark.long
 @pytest.mark.timeout(180)
-def test_an_array_of_shards_survives_its_warning_and_is_the_whole_set_once_merged(tmp_path: Path) -> None:
-    """The shell bodies as they stand but for paths: 2 shards, one warned in the middle and queued again elsewhere."""
-    keys = [f"k{n}" for n in range(16)]
-    jsonl(tmp_path / "prompts.jsonl", [{"id": key, "prompt": f"Question {key}?"} for key in keys])
+def test_shards_as_a_pod_and_as_a_slurm_job_are_the_whole_set_once_merged(tmp_path: Path) -> None:
+    """The one that was warned is gone on with on another machine."""
     env = small(tmp_path)
-    array = [shard(tmp_path, env, number) for number in range(2)]
-    wait_for_records(tmp_path / "scratch/regen-1")
-    array[1].send_signal(signal.SIGUSR1)
-    assert [process.wait(60) for process in array] == [0, 130], told(tmp_path)
-    assert (tmp_path / "queued").read_text() == "requeue 77_1\n"
-    (tmp_path / "scratch/regen-1").rename(tmp_path / "another machine's")
-    assert indexed(tmp_path, env, 1).wait(60) == 0, told(tmp_path)
-    merge = [tmp_path / "examples/merge-shards.sh", "2"]
-    assert subprocess.run(["bash", *merge], cwd=tmp_path, env=env).returncode == 0
+    warned(tmp_path, env)
+    (tmp_path / "scratch/regen-1").rename(tmp_path / "that machine's")
+    assert indexed(tmp_path, env, 0).wait(60) == 0
+    merge = ["bash", f"{tmp_path}/examples/merge-shards.sh", "2"]
+    assert subprocess.run(merge, cwd=tmp_path, env=env).returncode == 0
     merged = list(dataset.records(tmp_path / "scratch/regen/data"))
-    assert [record.key for record in merged] == keys
-    assert len({record.text for record in merged}) == len(keys)
+    assert [record.key for record in merged] == KEYS
+    assert len({record.text for record in merged}) == len(KEYS)
+
+
+def warned(folder: Path, env: dict[str, str]) -> None:
+    task = shard(folder, env, 1)
+    wait_for_records(folder / "scratch/regen-1", task)
+    task.send_signal(signal.SIGUSR1)
+    assert task.wait(60) == 130, told(folder)
+    assert (folder / "queued").read_text() == "requeue 77_1\n"
 
 
 def small(folder: Path) -> dict[str, str]:
     """The examples with scripted servers, small and with paths of their own, and the environment that they run in."""
+    jsonl(folder / "prompts.jsonl", [{"id": key, "prompt": f"Question {key}?"} for key in KEYS])
     out = folder / "examples"
     out.mkdir()
     (folder / "copies").mkdir()
@@ -126,8 +137,9 @@ def small(folder: Path) -> dict[str, str]:
         text = path.read_text().replace("of=16", "of=2").replace("/scratch/runs", f"{folder}/scratch")
         text = text.replace("/data/out", f"{folder}/copies").replace("/data/", f"{folder}/")
         text = text.replace("=/opt/tokenmill", f"={folder}/environment")
-        text = re.sub(r"(?s)\[model\].*\[fleet\]", '[engine]\nkind = "fake"\nargs = { latency-ms = 400, slots = 2 }\n\n[fleet]', text)
-        text = re.sub(r"(?m)^\[fleet\]", f'[fleet]\ngpus = "none"\nservers = 1\nport = {free_port()}', text)
+        scripted = '[engine]\nkind = "fake"\nargs = { latency-ms = 400, slots = 2 }\n'
+        few = f'[fleet]\ngpus = "none"\nservers = 1\nport = {free_port()}\n'
+        text = re.sub(r"(?s)\[model\].*\[fleet\]", f"{scripted}\n{few}", text)
         (out / path.name).write_text(text)
     programs = folder / "environment/bin"
     programs.mkdir(parents=True)
@@ -160,9 +172,10 @@ def indexed(folder: Path, env: dict[str, str], number: int) -> "subprocess.Popen
     return subprocess.Popen([*container["command"], text], cwd=folder, env=mine)
 
 
-def wait_for_records(run: Path) -> None:
+def wait_for_records(run: Path, task: "subprocess.Popen[bytes]") -> None:
     deadline = time.monotonic() + 60
     while not any(path.stat().st_size for path in run.glob("data/journal-*")):
+        assert task.poll() is None, told(run.parents[1])
         assert time.monotonic() < deadline, "nothing is stored"
         time.sleep(0.05)
 
