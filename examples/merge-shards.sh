@@ -1,11 +1,18 @@
 #!/bin/bash
-# After the last shard, on one machine with room for all of them: merge-shards.sh 16
-# Each run comes back from its copy, finds that every prompt has its record, and starts no server; then they are merged.
+# After the last shard, on one machine with room for all of them:   examples/merge-shards.sh 16
+# Change: the environment; `runs`, the output.dir of examples/shard.toml.
+# Each run comes back from its copy and finds that every prompt has its record: it looks for no GPU and starts no server.
+# A shard that is not at its end stops this: queue it once more. Started again, it goes on where it was.
 set -euo pipefail
 of=${1:?how many shards}
-runs=()
-for shard in $(seq 0 $((of - 1))); do
-  tokenmill run examples/shard.toml --set "name='regen-$shard'" --set "prompts.shard='$shard/$of'"
-  runs+=("/scratch/runs/regen-$shard")
+environment=/opt/tokenmill
+runs=/scratch/runs
+
+source "$environment/bin/activate"
+shards=()
+for ((shard = 0; shard < of; shard++)); do
+  tokenmill run examples/shard.toml --set "name='regen-$shard'" --set "prompts.shard='$shard/$of'" \
+    --set fleet.gpus=none
+  shards+=("$runs/regen-$shard")
 done
-tokenmill merge "${runs[@]}" /scratch/runs/regen
+tokenmill merge "${shards[@]}" "$runs/regen"

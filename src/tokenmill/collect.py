@@ -9,8 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from msgspec.structs import replace
-
 from tokenmill import settings
 from tokenmill.cluster.base import Cluster, Node, Results
 from tokenmill.core import judge
@@ -21,6 +19,7 @@ from tokenmill.core.judge import Verdict
 from tokenmill.core.records import FAILURES, PROMPT_FAULTS, Again, Prompt, Record
 from tokenmill.core.rendering import Rendering
 from tokenmill.core.turns import goes_on, why_broken_off
+from tokenmill.earlier import Earlier
 from tokenmill.errors import GuardError, NodeLostError, StoreError, TokenmillError, UsageError, VanishedError
 from tokenmill.events import Event, EventLog, now
 from tokenmill.explain import Examples
@@ -36,6 +35,10 @@ STORE_PATIENCE_S = 60.0
 
 BATCH = 512
 """Prompts handed out between two looks at the results."""
+
+READ_ON = 2048
+"""Prompts that are read on to find what nodes have brought, beyond as many as they brought: what was in hand lies at
+the beginning of what is left. 20 MB, where each is a long conversation; what lies farther off waits for the feed."""
 
 HOURS_FIX = "are the prompts others? tokenmill inspect RUN shows examples; the report compares the servers"
 """Of a run that changes from hour to hour."""
@@ -77,6 +80,7 @@ class Collector:
         self._patience_s = patience_s
         self._deadline = 0.0
         self._dispatch = Dispatch()
+        self._earlier = Earlier(accounts.ledger, accounts.retry, self._dispatch, folder.data)
         self._left = accounts.ledger.left
         self._unwritten: set[Id] = set()
         self._feeding = asyncio.Lock()
@@ -119,6 +123,7 @@ class Collector:
         except NodeLostError as error:
             why = str(error)
         lost = self._dispatch.leave(node)
+        self._earlier.leave(node)
         if node.name and not self.draining:
             self._log.add(Event(now(), "node", f"{why}; {lost} prompts go to others", level="warn", node=node.name))
 
@@ -127,15 +132,18 @@ class Collector:
             self._log.add(event)
         await self._check_rendering(results.rendering)
         for old in results.again:
+            if id_of(old) in self._earlier:
+                continue  # not counted so far: the record that is made anew comes in its place
             self._dispatch.again(node, old)
             self._replaced.setdefault((old.key, old.sample, old.turn), []).append(old)
         records: list[Record] = []
         strays = list(results.handed)
         for record in results.records:
-            (records if self._dispatch.returned(node, record) else strays).append(record)
+            counts = self._dispatch.returned(node, record)
+            (strays if counts is None else records).append(counts or record)
         self._unwritten.update(map(id_of, records))
-        if (strays or results.held) and (kept := self._from_before(node, strays, results.held)):
-            await self._keep(kept, old=True)
+        if strays or results.held:
+            await self._take_from_before(node, strays, results.held)
         if records:
             await self._keep(records)
         if self.draining:
@@ -148,41 +156,30 @@ class Collector:
             left = self._left + len(self._dispatch.waiting)
             count = self._dispatch.allowed(node, results.credits, results.capacity, left)
             if count:
-                await self._try_to_hand_out(node, min(count, BATCH))
+                await self._in_spite_of_the_prompts(self._hand_out(node, min(count, BATCH)))
 
-    def _from_before(self, node: Node, records: list[Record], held: tuple[Prompt, ...]) -> list[Record]:
-        """What a node made for an earlier life of this run, or was believed lost with: the records that are still asked
-        for. What it has in hand is asked of nobody else."""
-        known = {row.id for row in settings.read(self._folder.data)}
-        kept = []
-        for record in records:
-            if (row := self._pending_row(record)) is not None and record.settings in known:
-                kept.append(replace(record, row=row))
-                self._dispatch.settled(id_of(record))
-        for prompt in held:
-            if (row := self._pending_row(prompt)) is not None and not self._dispatch.has(id_of(prompt)):
-                self._dispatch.brought(node, replace(prompt, row=row))
-        self._unwritten.update(map(id_of, kept))
-        if kept or held:
-            words = f"brings {len(kept)} records from before, and has {len(held)} prompts in hand"
-            self._log.add(Event(now(), "node", words, node=node.name))
-        return kept
+    async def _take_from_before(self, node: Node, strays: list[Record], held: tuple[Prompt, ...]) -> None:
+        """What a node made for an earlier life of this run, or was believed lost with. The set is read on to it, so
+        that its records are stored before the node gives them up."""
+        before = len(self._earlier)
+        counting = self._earlier.bring(node, [x for x in strays if id_of(x) not in self._unwritten], held)
+        brought = len(self._earlier) - before + len(counting)
+        if brought > 0:
+            words = f"brings {len(strays)} records from before, and has {len(held)} prompts in hand"
+            self._log.add(Event(now(), "node", f"{words}: {brought} are asked for", node=node.name))
+        await self._keep_earlier(counting)
+        if len(self._earlier) and not self.draining:
+            await self._in_spite_of_the_prompts(self._read_on())
 
-    def _pending_row(self, what: Prompt | Record) -> int | None:
-        """The row of an id that has no record yet, None for any other: rows may have moved since. Of conversations and
-        in a retry nothing is known to be pending: the feed would have to be told."""
-        ledger = self._accounts.ledger
-        if ledger.index.turns is not None or self._accounts.retry is not None:
-            return None
-        row = None if id_of(what) in self._unwritten else ledger.index.find(what.key)
-        if row is None or int(ledger.index.digests[row]) != int(what.digest, 16):
-            return None
-        return row if what.sample in ledger.pending_samples(row) else None
+    async def _keep_earlier(self, records: list[Record]) -> None:
+        if records:
+            self._unwritten.update(map(id_of, records))
+            await self._keep(records, old=True)
 
-    async def _try_to_hand_out(self, node: Node, count: int) -> None:
+    async def _in_spite_of_the_prompts(self, reading: Awaitable[None]) -> None:
         """Prompts that cannot be read any more end the run; what is in flight still comes in."""
         try:
-            await self._hand_out(node, count)
+            await reading
         except UsageError as error:
             self.failure = error
         except OSError as error:
@@ -190,12 +187,25 @@ class Collector:
         if self.failure is not None and not self.draining:
             await self._end(None)
 
+    async def _read_on(self) -> None:
+        """To all that nodes have brought, where it is near; what is read on the way waits for a node."""
+        far = len(self._earlier) + READ_ON
+        while len(self._earlier) and far > 0 and not self._accounts.feed.ended:
+            async with self._feeding:
+                usable, records, made = await self._take(BATCH)
+            self._dispatch.waiting.extend(usable)
+            await self._keep_earlier(made)
+            if records:
+                await self._keep(records)
+            far -= BATCH
+
     async def _hand_out(self, node: Node, count: int) -> None:
         async with self._feeding:
-            usable, unusable = await self._next(count)
+            usable, unusable, made = await self._next(count)
         if usable:
             self._dispatch.offered(node, usable)
             await node.offer(usable)
+        await self._keep_earlier(made)
         if unusable:
             await self._keep(unusable)
         self._size_the_last_cohort()
@@ -206,19 +216,18 @@ class Collector:
         if feed.ended and feed.last_cohort[0] > 0:
             self._accounts.gate.expect(*feed.last_cohort)
 
-    async def _next(self, count: int) -> tuple[list[Prompt], list[Record]]:
-        """What lost nodes left, then the set's next prompts; rows that cannot be used are records."""
-        dispatch = self._dispatch
-        usable = [dispatch.waiting.popleft() for _ in range(min(count, len(dispatch.waiting)))]
-        if usable:
-            return usable, []
+    async def _next(self, count: int) -> tuple[list[Prompt], list[Record], list[Record]]:
+        """What lost nodes left, then the set's next prompts."""
+        waiting = self._dispatch.waiting
+        usable = [waiting.popleft() for _ in range(min(count, len(waiting)))]
+        return (usable, [], []) if usable else await self._take(count)
+
+    async def _take(self, count: int) -> tuple[list[Prompt], list[Record], list[Record]]:
+        """Of the feed: prompts, rows that cannot be used as records, and records of before in prompts' places."""
         items = await self._accounts.feed.take(count)
         self._left -= len(items)
-        if dispatch.met:
-            old = {id_of(item) for item in items} & dispatch.met
-            items = [item for item in items if id_of(item) not in old]
-            dispatch.met -= old
-        return [x for x in items if isinstance(x, Prompt)], [x for x in items if isinstance(x, Record)]
+        fresh, made = self._earlier.met(items)
+        return [x for x in fresh if isinstance(x, Prompt)], [x for x in fresh if isinstance(x, Record)], made
 
     @property
     def finished(self) -> bool:

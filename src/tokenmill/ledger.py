@@ -249,6 +249,15 @@ class Ledger:
             return range(0)
         return range(first, first + len(own[first:]) - len(own[first:].lstrip(bytes([PENDING]))))
 
+    def asks_for(self, row: int, sample: int, turn: int) -> bool:
+        """Whether this start asks for that id: of a conversation, the first turn without a record; in a retry, what is
+        to be made again."""
+        if sample >= self.samples or turn >= self.turns(row):
+            return False
+        if self._retry is not None:
+            return self._bytes[self._place(row, sample, turn)] == AGAIN
+        return self.pending_turns(row, sample)[:1] == range(turn, turn + 1)
+
     def under_way(self) -> dict[tuple[int, int], int]:
         """The conversations that were begun and are to be gone on with: row and sample → the last turn that stands."""
         if self._starts is None:

@@ -186,9 +186,11 @@ class Outpost:
         return self._order.node if self._order else ""
 
     async def offer(self, prompts: bytes) -> None:
-        """A call that is made twice, since its answer was lost, counts once."""
+        """A call that is made twice, since its answer was lost, counts once. An id with another history is another
+        question."""
         self._heard = time.monotonic()
-        fresh = [x for x in msgspec.json.decode(prompts, type=list[Prompt]) if id_of(x) not in self._held]
+        asked = msgspec.json.decode(prompts, type=list[Prompt])
+        fresh = [x for x in asked if (held := self._held.get(id_of(x))) is None or held.messages != x.messages]
         if self._node is not None:
             self._held |= {id_of(prompt): prompt for prompt in fresh}
             await self._node.offer(fresh)

@@ -10,8 +10,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tokenmill import configfile, events
-from tokenmill.core.efficiency import words as efficiency_words
 from tokenmill.cluster import left
+from tokenmill.core.efficiency import words as efficiency_words
 from tokenmill.core.roll import found
 from tokenmill.core.server import SERVING, State
 from tokenmill.core.status import ENDED, NodeRow, PromptCounts, RunStatus, ServerStatus

@@ -129,6 +129,18 @@ def test_rays_head_and_every_raylet_may_die_and_the_servers_are_adopted(tmp_path
 
 
 @pytest.mark.long
+def test_sigterm_lets_what_is_in_flight_end(tmp_path: Path, cluster: Raylets) -> None:
+    """Ray's own handler would abort the run after 3 s."""
+    with made(tmp_path / "term", cluster, latency_ms=5000) as case:
+        run = case.start()
+        wait_until(lambda: case.done() > 0, run, 100.0)
+        run.send_signal(signal.SIGTERM)
+        assert case.wait(run) == 130
+        assert "stopped: " in case.output()
+        assert left(case) == set(), "servers are left"
+
+
+@pytest.mark.long
 def test_a_node_whose_process_dies_is_replaced_and_its_servers_are_adopted(tmp_path: Path, cluster: Raylets) -> None:
     with made(tmp_path / "actor", cluster, latency_ms=2500) as case:
         run = case.start()

@@ -5,6 +5,8 @@ import random
 from itertools import islice
 
 import pytest
+from msgspec import Raw
+from msgspec.structs import replace
 
 from tokenmill.core.dispatch import Dispatch, Load, allowance, id_of
 from tokenmill.core.records import NULL, Again, Prompt, Record
@@ -55,12 +57,22 @@ def test_what_nobody_asked_for_does_not_count_nor_does_anything_twice() -> None:
     assert dispatch.outstanding == 0
 
 
+def test_a_record_with_another_history_is_no_answer_and_rows_and_cohorts_are_those_of_now() -> None:
+    dispatch = Dispatch()
+    dispatch.join("a")
+    dispatch.offered("a", [replace(prompt(1), row=7, cohort=2)])
+    assert dispatch.returned("a", replace(record(prompt(1)), messages=Raw(b"[1]"))) is None
+    counts = dispatch.returned("a", record(prompt(1)))
+    assert counts is not None
+    assert (counts.row, counts.cohort) == (7, 2)
+
+
 def test_a_record_made_once_more_counts_once_more() -> None:
     dispatch = Dispatch()
     dispatch.join("a")
     dispatch.offered("a", [prompt(1)])
     dispatch.again("a", Again("k1", 0, 0, 0, 1, (), 0))
-    assert [dispatch.returned("a", record(prompt(1))) for _ in range(3)] == [True, True, False]
+    assert [bool(dispatch.returned("a", record(prompt(1)))) for _ in range(3)] == [True, True, False]
 
 
 def test_a_record_of_before_settles_its_prompt_wherever_it_is() -> None:
@@ -72,10 +84,10 @@ def test_a_record_of_before_settles_its_prompt_wherever_it_is() -> None:
     assert not dispatch.returned("a", record(prompt(1)))
     dispatch.offered("a", [prompt(2)])
     dispatch.leave("a")
+    assert set(dispatch.out()) == {id_of(prompt(2))}
     dispatch.settled(id_of(prompt(2)))
     assert not dispatch.waiting
-    dispatch.settled(id_of(prompt(3)))
-    assert dispatch.met == {id_of(prompt(3))}
+    assert not dispatch.out()
     assert dispatch.outstanding == 0
 
 

@@ -12,7 +12,9 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -169,6 +171,7 @@ class RayCluster:
         try:
             try:
                 await _asked(self._connect, CALL_S)
+                _take_back_sigterm()
                 await self._until_stopped()
             except TokenmillError as error:
                 trouble = error
@@ -360,3 +363,10 @@ class RayCluster:
 
     def _say(self, kind: str, text: str, node: str = "", level: str = "info", fix: str = "") -> None:
         self._log.add(Event(now(), kind, text, "", level, fix, node=node))
+
+
+def _take_back_sigterm() -> None:
+    """Ray's handler lets ours run and aborts the process 3 s later: no drain, no last copy. Python's own comes back."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        signal.siginterrupt(signal.SIGTERM, False)  # as asyncio has it

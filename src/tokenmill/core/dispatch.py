@@ -1,7 +1,7 @@
 """Which node has which prompts, and how many more it should have now. No I/O, no clock; times come with the records.
 
 Invariants: a prompt is with one node at a time, and its record counts once: what a node gives back unasked is not
-counted. What a lost node had goes to the others.
+counted, nor what answers another question than the one it was asked. What a lost node had goes to the others.
 
 Towards the end of a set a node is given less than it asks for (guided self-scheduling): its waiting room holds at most
 half of its fair share of what is left, nothing before its first answer, and it gets nothing that the others would have
@@ -11,6 +11,8 @@ finished sooner. So no node waits for another that still has a queue. One node a
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from tokenmill.core.records import Again, Prompt, Record
 
@@ -70,12 +72,11 @@ class _Share:
 
 
 class Dispatch:
-    """Nodes by any name that tells them apart. `waiting` are prompts of lost nodes; `met` are ids that came with a
-    node, from an earlier life of the run: the prompt set is still to be read to them."""
+    """Nodes by any name that tells them apart. `waiting` are prompts that were given out and that no node has: those of
+    lost nodes, and what was read to find what nodes had brought."""
 
     def __init__(self) -> None:
         self.waiting: deque[Prompt] = deque()
-        self.met: set[Id] = set()
         self.outstanding = 0
         self._shares: dict[object, _Share] = {}
 
@@ -105,42 +106,41 @@ class Dispatch:
         self._shares[node].anew[id_of(old)] += 1
         self.outstanding += 1
 
-    def returned(self, node: object, record: Record) -> bool:
-        """Whether a record counts: it was asked for, and nobody gave it before."""
+    def returned(self, node: object, record: Record) -> Record | None:
+        """The record where it counts, None where it does not: it was asked for, and nobody gave it before. Its row and
+        its cohort are those of now: a node may have it from an earlier life of the run."""
         share = self._shares[node]
         own = id_of(record)
-        if share.prompts.pop(own, None) is None:
-            if own not in share.anew:
-                return False
+        prompt = share.prompts.get(own)
+        if prompt is not None and prompt.messages == record.messages:
+            del share.prompts[own]
+            if (prompt.row, prompt.cohort) != (record.row, record.cohort):
+                record = replace(record, row=prompt.row, cohort=prompt.cohort)
+        elif own in share.anew:
             share.anew[own] -= 1
             if not share.anew[own]:
                 del share.anew[own]
+        else:
+            return None
         self.outstanding -= 1
         share.seen = min(share.seen + 1, SEEN)
         share.load.seconds += (record.seconds - share.load.seconds) / share.seen
-        return True
+        return record
 
-    def has(self, own: Id) -> bool:
-        """Whether any node has it, or it waits for one."""
-        held = any(own in share.prompts for share in self._shares.values())
-        return held or any(id_of(prompt) == own for prompt in self.waiting)
-
-    def brought(self, node: object, prompt: Prompt) -> None:
-        """A node came with this prompt in hand, from an earlier life of the run."""
-        self.offered(node, (prompt,))
-        self.met.add(id_of(prompt))
+    def out(self) -> dict[Id, Prompt]:
+        """The prompts that any node has, or that wait for one."""
+        found = {id_of(prompt): prompt for prompt in self.waiting}
+        for share in self._shares.values():
+            found |= share.prompts
+        return found
 
     def settled(self, own: Id) -> None:
-        """Its record came from an earlier life of the run: what any node or the set still has of it does not count."""
+        """The record of a prompt that is out came another way: what any node still has of it does not count."""
         for share in self._shares.values():
             if share.prompts.pop(own, None) is not None:
                 self.outstanding -= 1
                 return
-        for prompt in self.waiting:
-            if id_of(prompt) == own:
-                self.waiting.remove(prompt)
-                return
-        self.met.add(own)
+        self.waiting = deque(prompt for prompt in self.waiting if id_of(prompt) != own)
 
     def leave(self, node: object) -> int:
         """The node is gone: what it had waits for the others; returns how many prompts. What it made once more has a
