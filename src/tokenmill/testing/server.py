@@ -216,11 +216,15 @@ class Server:
         steps = max(least, math.ceil(seconds / STEP_S))
         tokens = len(text.encode("utf-8", "surrogatepass"))
         for step in range(steps):
-            if await _within(aborted, seconds / steps):
+            if await _within(aborted, seconds / steps * self._crowded()):
                 return
             await self.moves.wait()
             self.tokens += tokens * (step + 1) // steps - tokens * step // steps
             yield step, steps
+
+    def _crowded(self) -> float:
+        """How much longer a step takes than that of a generation that runs alone."""
+        return (self.running + self.script.half) / (1 + self.script.half) if self.script.half else 1.0
 
     async def _stream(
         self, request: web.Request, body: Any, prompt: str, reply: Any, aborted: asyncio.Event
