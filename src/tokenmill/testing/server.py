@@ -92,7 +92,12 @@ class Server:
         """SGLang's page of what it can run."""
         state = {"effective_max_running_requests_per_dp": self.script.slots}
         return web.json_response(
-            {"version": "0.5.11", "context_length": self.script.context, "internal_states": [state]}
+            {
+                "version": "0.5.11",
+                "context_length": self.script.context,
+                "internal_states": [state],
+                "seen": {"tokens": self.tokens, "running": self.running, "queued": self.queued},  # for whoever measures
+            }
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
