@@ -18,6 +18,7 @@ from tokenmill.core import agree, judge
 from tokenmill.core.agree import Agreement
 from tokenmill.core.judge import Measured, Reading, Rules
 from tokenmill.core.occupancy import Slots
+from tokenmill.core.pace import Answers
 from tokenmill.core.records import NULL, Completion, Label, Parts, Prompt, Record
 from tokenmill.core.records import failed as failed_record
 from tokenmill.core.stream import Streaming
@@ -49,8 +50,9 @@ class Lane:
 
     `refused_since` is when it began to refuse whatever it is asked, None while it does not. `died`: it is closed
     because it did, with what it had in flight. `leaving`: it has gone bad, and takes no prompt any more.
-    `streams`: its answers come in pieces, and `seen` counts those that carried tokens. `broken` are prompts whose
-    requests failed of the server itself, until it is known whether it died. `work` is told all that its slots do.
+    `streams`: its answers come in pieces, `seen` counts those that carried tokens, `begun` the requests in flight of
+    which one has come. `answered` adds up tokens and seconds of its answers. `broken` are prompts whose requests failed
+    of the server itself, until it is known whether it died. `work` is told all that its slots do.
     """
 
     name: str
@@ -64,6 +66,8 @@ class Lane:
     on_trouble: Callable[[RequestError], None]
     streams: bool = False
     seen: int = 0
+    begun: int = 0
+    answered: Answers = field(default_factory=Answers)
     in_flight: int = 0
     answers: int = 0
     tokens: int = 0
@@ -77,8 +81,24 @@ class Lane:
     slots: set["asyncio.Task[None]"] = field(default_factory=set)
     work: Slots = field(default_factory=lambda: Slots(time.monotonic(), 0.0))
 
-    def note_tokens(self) -> None:
-        self.seen += 1
+
+class _Pieces:
+    """Counts what comes of one streamed answer into its lane, until `end`."""
+
+    __slots__ = ("_begun", "_lane")
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._begun = 0
+
+    def came(self) -> None:
+        if not self._begun:
+            self._begun = 1
+            self._lane.begun += 1
+        self._lane.seen += 1
+
+    def end(self) -> None:
+        self._lane.begun -= self._begun
 
     def until_now(self) -> float:
         """What its slots do was so until now; to be called before that changes. The time by the monotonic clock."""
@@ -158,9 +178,9 @@ class Attempts:
             thinking=orders.thinking,
             seed=_seed(orders.seed, prompt),
         )
-        asked, stream = request.body, None
+        asked, stream, pieces = request.body, None, _Pieces(lane)
         if lane.streams and isinstance(lane.engine, Streaming):
-            asked, stream = lane.engine.streamed(asked, lane.note_tokens)
+            asked, stream = lane.engine.streamed(asked, pieces.came)
         limit_s = self.limit_s(sampling.max_tokens)
         sent = lane.until_now()
         lane.work.begins(sent)
@@ -172,6 +192,7 @@ class Attempts:
             refused: Label = "prompt_too_long" if lane.engine.too_long(str(error)) else "request_refused"
             return self.failed(prompt, refused, str(error), lane, started)
         finally:
+            pieces.end()
             came = lane.until_now()
             lane.work.ends(came, sent, lost=body is None)
         seconds = came - begun
@@ -220,6 +241,7 @@ class Attempts:
 
     def _note(self, lane: Lane, completion: Completion, seconds: float) -> None:
         lane.tokens += completion.output_tokens
+        lane.answered = lane.answered.plus(completion.output_tokens, seconds)
         if (now := completion.accept_length) is not None:
             previous = lane.accept_length
             lane.accept_length = now if previous is None else previous + ACCEPT_WEIGHT * (now - previous)

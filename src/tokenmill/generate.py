@@ -61,7 +61,7 @@ class Pump:
         self._queue: deque[Prompt] = deque()
         self._again: list[tuple[Prompt, int]] = []
         self._suspects = Suspects()
-        self._hungry: deque[tuple[asyncio.Future[Prompt], Lane]] = deque()
+        self._hungry: deque[tuple[asyncio.Future[Prompt | None], Lane]] = deque()
         self._life = f"tm-{int(clock() * 1000):x}"
         self._requests = count()
         self.draining = False
@@ -116,10 +116,22 @@ class Pump:
     def open(self, lane: Lane) -> None:
         """Begins to give a server prompts, as many at once as its capacity."""
         self.lanes[lane.index] = lane
+        self._add_slots(lane)
+
+    def _add_slots(self, lane: Lane) -> None:
         loop = asyncio.get_running_loop()
-        lane.slots = {loop.create_task(self._slot(lane), name=f"{lane.name} slot {n}") for n in range(lane.capacity)}
-        for slot in lane.slots:
+        for number in range(len(lane.slots), lane.capacity):
+            slot = loop.create_task(self._slot(lane), name=f"{lane.name} slot {number}")
             slot.add_done_callback(self._ended)
+            lane.slots.add(slot)
+
+    def resize(self, lane: Lane, capacity: int) -> None:
+        """So many at once from now on: more begin at once, fewer as requests end. No request is cut off."""
+        lane.capacity = capacity
+        self._add_slots(lane)
+        idle = [future for future, owner in self._hungry if owner is lane and not future.done()]
+        for future in idle[: max(0, len(lane.slots) - capacity)]:
+            future.set_result(None)
 
     def close(self, index: int, *, died: bool = False) -> None:
         """Takes a server's prompts back, uncharged, and gives it no more. `died`: one of them may have done it."""
@@ -165,8 +177,10 @@ class Pump:
     # -- one slot ----------------------------------------------------------------------------------------------------
     async def _slot(self, lane: Lane) -> None:
         pause = BUSY_PAUSE_S
-        while True:
+        while len(lane.slots) <= lane.capacity:
             prompt = await self._take(lane)
+            if prompt is None:
+                continue
             # New at every try: engines refuse an id that lives on from an earlier one, or from a tokenmill that died.
             request_id = f"{self._life}-{next(self._requests)}"
             lane.begins()
@@ -203,18 +217,20 @@ class Pump:
                     lane.until_now()
                     lane.work.refused -= 1
                 pause = min(pause * 2, BUSY_PAUSE_MAX_S)
+        lane.slots.discard(_this_task())
 
-    async def _take(self, lane: Lane) -> Prompt:
+    async def _take(self, lane: Lane) -> Prompt | None:
+        """The next prompt; None where this slot is one too many."""
         prompt = self._next(lane)
         if prompt is not None:
             return prompt
-        future: asyncio.Future[Prompt] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Prompt | None] = asyncio.get_running_loop().create_future()
         self._hungry.append((future, lane))
         try:
             return await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self._give_back(future.result())
+            if future.done() and not future.cancelled() and (prompt := future.result()) is not None:
+                self._give_back(prompt)
             raise
 
     def _next(self, lane: Lane) -> Prompt | None:
@@ -326,3 +342,9 @@ class Pump:
             await lane.client.post_fresh(request.path, request.body, timeout_s=ABORT_TIMEOUT_S)
         except RequestError:
             pass  # a server that cannot even do this is found out by its supervisor
+
+
+def _this_task() -> "asyncio.Task[None]":
+    task = asyncio.current_task()
+    assert task is not None, "a slot is a task"
+    return task

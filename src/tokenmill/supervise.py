@@ -28,6 +28,7 @@ from tokenmill.launch import Place
 from tokenmill.life import Life
 from tokenmill.machine import group, ports, shm, threads
 from tokenmill.machine.threads import reading
+from tokenmill.pacing import Pacing
 from tokenmill.workmeter import WorkMeter
 
 STOP_GRACE_S = 20.0
@@ -88,6 +89,7 @@ class Supervisor:
         self._answers = 0
         self._rate = Rate()
         self._work = WorkMeter(job.config.generation.calibrate or 0.0, adopt.peak if adopt else None)
+        self._pacing = Pacing(job, self.name)
         self._left_alive = False
         self._tuned: dict[str, Any] = {}
         self._clock = WatchClock()
@@ -176,8 +178,10 @@ class Supervisor:
             self._answers = came
             self.post(core.Progress(strong=True))
         self._rate.note(lane.tokens)
-        if self._life is not None and self._life.sight.accept_length is not None:
-            lane.accept_length = self._life.sight.accept_length
+        if self._life is not None:
+            self._pacing.look(lane, self._life.sight)
+            if self._life.sight.accept_length is not None:
+                lane.accept_length = self._life.sight.accept_length
 
     def _apply(self, event: core.Event) -> None:
         before = self.server.state
@@ -334,7 +338,8 @@ class Supervisor:
     def _admit(self) -> None:
         assert self._life is not None
         assert self._life.passed is not None
-        width, limit = self._life.capacity
+        wanted, limit = self._life.capacity
+        width = self._pacing.begin(self._life.info.limits, wanted)
         self.lane = Lane(
             name=self.name,
             index=self.place.index,

@@ -35,7 +35,8 @@ class Limits:
     """What a running server says of itself.
 
     `running` is what it runs at once and no more (`why` names the setting), `kv_tokens` what its cache holds,
-    `good` what it runs well where nothing else is asked (`good_why`); None where it does not tell.
+    `good` what it runs well where nothing else is asked (`good_why`); None where it does not tell. `guess` is where to
+    begin with a server that tells nothing.
     """
 
     running: int | None = None
@@ -43,6 +44,7 @@ class Limits:
     kv_tokens: int | None = None
     good: int | None = None
     good_why: str = ""
+    guess: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,15 @@ def in_flight(limits: Limits, asked: int | None, tokens: int) -> tuple[int, str]
             found.append((max(1, limits.kv_tokens // max(1, tokens)), "KV cache tokens ÷ tokens of a request"))
         if limits.good:
             found.append((limits.good, limits.good_why))
+    if not found and limits.guess:
+        return limits.guess, "an assumption at first, more or fewer as it proves"
     return min(found) if found else (1, "nothing is known of the server")
+
+
+def ceiling(limits: Limits) -> int | None:
+    """The most that is tried where nothing is asked: what the engine runs, and runs well; None where it does not tell.
+    What its cache holds at full length is none: few answers are so long, and the engine says when one has to wait."""
+    return min(filter(None, (limits.running, limits.good)), default=None)
 
 
 def cache_bytes(args: Mapping[str, Any]) -> int:

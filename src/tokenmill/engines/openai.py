@@ -31,9 +31,9 @@ from tokenmill.engines.sglang import SGLang
 from tokenmill.engines.vllm import VLLM
 
 ASSUMED_RUNNING = 32
-"""Nothing tells what an unknown server can run at once; most queue what is too much."""
+"""Nothing tells what an unknown server can run at once; core/pace finds it out from here."""
 
-_ASSUMED = Limits(good=ASSUMED_RUNNING, good_why="an assumption; generation.concurrency says more")
+_ASSUMED = Limits(guess=ASSUMED_RUNNING)
 
 _KNOWN: tuple[Engine, ...] = (VLLM(), SGLang(), LlamaCpp())
 """Whose counters are understood, whoever stands behind an address."""

@@ -28,6 +28,7 @@ class Script:
     tokens: int = 60
     seed: int = 0
     speed: float = 1.0
+    half: float = 0.0  # n at once make n / (n + half) of the most it can: latency_ms is that of one alone
     # -- answers
     mode: str = "inline"  # inline | reasoning_content | reasoning | all_in_reasoning | hidden (counted, not sent)
     ignore_thinking: bool = False

@@ -92,7 +92,12 @@ class Server:
         """SGLang's page of what it can run."""
         state = {"effective_max_running_requests_per_dp": self.script.slots}
         return web.json_response(
-            {"version": "0.5.11", "context_length": self.script.context, "internal_states": [state]}
+            {
+                "version": "0.5.11",
+                "context_length": self.script.context,
+                "internal_states": [state],
+                "seen": {"tokens": self.tokens, "running": self.running, "queued": self.queued},  # for whoever measures
+            }
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
@@ -216,11 +221,15 @@ class Server:
         steps = max(least, math.ceil(seconds / STEP_S))
         tokens = len(text.encode("utf-8", "surrogatepass"))
         for step in range(steps):
-            if await _within(aborted, seconds / steps):
+            if await _within(aborted, seconds / steps * self._crowded()):
                 return
             await self.moves.wait()
             self.tokens += tokens * (step + 1) // steps - tokens * step // steps
             yield step, steps
+
+    def _crowded(self) -> float:
+        """How much longer a step takes than that of a generation that runs alone."""
+        return (self.running + self.script.half) / (1 + self.script.half) if self.script.half else 1.0
 
     async def _stream(
         self, request: web.Request, body: Any, prompt: str, reply: Any, aborted: asyncio.Event

@@ -1,0 +1,105 @@
+"""Concurrency "auto" against fixed numbers: on a scripted server whose rate saturates, in one run.
+
+The server makes n / (n + 16) of its peak of n requests, runs 64 and lets the others wait. It tells nothing of itself:
+behind an address there is only what its streams show, or, where it has a metrics page, what that says.
+"""
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench import data
+from bench.measure import ROOT, write_config
+
+LIMIT, HALF = 64, 16
+PORT = 31100
+
+Row = tuple[str, str, str]
+
+
+@contextmanager
+def _server(*flags: str) -> Iterator[str]:
+    command = [sys.executable, "-m", "tokenmill.testing.server", "--port", str(PORT), "--slots", str(LIMIT)]
+    script = ["--half", str(HALF), "--latency-ms", "1500", "--sigma", "0.3", "--quick-canary", *flags]
+    process = subprocess.Popen([*command, *script], cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        yield f"http://127.0.0.1:{PORT}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _seen(address: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{address}/server_info", timeout=10) as answer:
+        found: dict[str, Any] = json.load(answer)["seen"]
+    return found
+
+
+def _until_works(address: str) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            if _seen(address)["running"]:
+                return
+        except OSError:
+            pass
+        time.sleep(0.2)
+    raise SystemExit(f"nothing runs on {address} after 60 s")
+
+
+def _rate(
+    folder: Path, prompts: Path, in_flight: int | str, seconds: tuple[float, float], *flags: str
+) -> tuple[float, float]:
+    """Tokens a second over the second stretch, the first left out; the most that was with the server, on average."""
+    with _server(*flags) as address:
+        engine = {"kind": "openai", "addresses": [address]}
+        config = write_config(folder, prompts, engine=engine, generation={"concurrency": in_flight})
+        command = [sys.executable, "-m", "tokenmill", "run", str(config)]
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        client = subprocess.Popen(command, cwd=ROOT, **quiet)  # type: ignore[call-overload]
+        try:
+            _until_works(address)
+            time.sleep(seconds[0])
+            began, first = time.monotonic(), _seen(address)["tokens"]
+            held = []
+            while time.monotonic() - began < seconds[1]:
+                time.sleep(0.5)
+                now = _seen(address)
+                held.append(now["running"] + now["queued"])
+            made = (_seen(address)["tokens"] - first) / (time.monotonic() - began)
+        finally:
+            client.kill()
+            client.wait()
+    return made, max(held)
+
+
+def measure_all(scratch: Path, seconds: tuple[float, float], found_after_s: float) -> Iterator[Row]:
+    """Fixed numbers, then auto, then the best fixed one again, each on a fresh server."""
+    prompts = data.write_prompts(scratch / "prompts-pace.jsonl", 20_000)
+    for name, flags in (("its streams", ("--no-metrics",)), ("its metrics", ())):
+
+        def rate(in_flight: int | str, first_s: float, flags: tuple[str, ...] = flags) -> tuple[float, float]:
+            folder = scratch / f"pace-{in_flight}-{time.monotonic():.0f}"
+            return _rate(folder, prompts, in_flight, (first_s, seconds[1]), *flags)
+
+        fixed = {number: rate(number, seconds[0])[0] for number in (LIMIT // 2, LIMIT, 2 * LIMIT)}
+        auto, most = rate("auto", found_after_s)
+        fixed[LIMIT] = (fixed[LIMIT] + rate(LIMIT, seconds[0])[0]) / 2
+        best = max(fixed, key=lambda number: fixed[number])
+        told = ", ".join(f"{number}: {made / fixed[best]:.2f}" for number, made in fixed.items())
+        here = f"{auto / fixed[best]:.3f}, at most {most:.0f} of {LIMIT} (fixed {told})"
+        yield f"concurrency auto ÷ best fixed, by {name}, after {found_after_s:.0f} s", "≥ 0.97", here
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as scratch:
+        for row in measure_all(Path(scratch), (10.0, 25.0), 120.0):
+            print(*row, sep=" | ", flush=True)
