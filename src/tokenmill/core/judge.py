@@ -270,5 +270,8 @@ class Stored(Protocol):
 
 def judged(stored: Stored, rules: Rules) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict under these rules, and the labels that led to it."""
+    long_enough = not stored.thinking or stored.reasoning_tokens >= max(rules.min_reasoning_tokens, 1)
+    if not stored.labels and long_enough and stored.repetition <= rules.max_repetition:
+        return Verdict.ACCEPTED, ()  # nearly all are, and a start asks it of each
     labels = effective_labels(stored.labels, stored.reasoning_tokens, stored.repetition, stored.thinking, rules)
     return verdict(labels, rules), labels
