@@ -125,7 +125,7 @@ class Index:
     """What is known of every row: hashes of its final key and of its content, and which repeat of its id it is.
 
     `ordinals` are 0 for a row whose id is its own, else 2, 3, …; `duplicates` tells of the first few, for a message.
-    `turns` are the answers that each row asks for, None where one is asked of every row. `marks` are of the plain files.
+    `turns` are the answers that each row asks for, None where one is asked of every row; `marks` are of plain files.
     """
 
     keys: Hashes

@@ -65,7 +65,6 @@ class Marks:
         return Mark(self.rows[place], self.lines[place], self.bytes[place])
 
 
-
 class RawRow(NamedTuple):
     """One row as it stands: its place for messages, its bytes. A row longer than MAX_LINE is cut."""
 
@@ -221,7 +220,11 @@ def _read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[Block]:
                 few = max(1, batch.num_rows * OBJECT_BYTES // max(OBJECT_BYTES, batch.nbytes))
                 for at in range(0, batch.num_rows, few):
                     records = batch.slice(at, few).to_pylist()
-                    yield number, 0, [msgspec.json.encode({k: v for k, v in r.items() if v is not None}) for r in records]
+                    yield (
+                        number,
+                        0,
+                        [msgspec.json.encode({k: v for k, v in r.items() if v is not None}) for r in records],
+                    )
                     number += len(records)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is damaged: {error}") from error

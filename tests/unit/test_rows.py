@@ -179,7 +179,9 @@ def test_long_rows_are_made_objects_a_few_at_a_time(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": texts}), tmp_path / "a.parquet")
     found = list(rows.blocks(tmp_path / "a.parquet", COLUMNS))
     assert max(sum(map(len, block)) for _, _, block in found) < 2 * rows.OBJECT_BYTES
-    assert [first for first, _, _ in found] == [1 + sum(len(block) for _, _, block in found[:n]) for n in range(len(found))]
+    assert [first for first, _, _ in found] == [
+        1 + sum(len(block) for _, _, block in found[:n]) for n in range(len(found))
+    ]
     assert [json.loads(data)["prompt"] for _, _, block in found for data in block] == texts
 
 
