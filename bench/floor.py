@@ -30,7 +30,7 @@ async def run(count: int, ports: list[int], in_flight: int, out: TextIO | None) 
                     answer = await response.read()
                 if out is not None:
                     text = json.loads(answer)["choices"][0]["message"]["content"]
-                    out.write(json.dumps({"row": row, "text": text}, ensure_ascii=False) + "\n")
+                    out.write(json.dumps({"row": row, "text": text}) + "\n")
 
         await asyncio.gather(*(slot(port) for port in ports for _ in range(in_flight)))
 

@@ -61,6 +61,7 @@ class Marks:
         self.bytes.append(at)
 
     def before(self, row: int) -> Mark:
+        """The last mark that is not behind this row."""
         place = bisect_right(self.rows, row) - 1
         return Mark(self.rows[place], self.lines[place], self.bytes[place])
 
@@ -129,6 +130,22 @@ def _further(marks: Marks, wanted: Mask, number: int) -> Mark | None:
     return found if found.row > number else None
 
 
+def marked(
+    path: Path, columns: tuple[str, ...], marks: dict[Path, Marks], rows_so_far: Callable[[], int]
+) -> Iterator[list[bytes]]:
+    """The lines of all files by blocks, blank ones included; plain files get their marks meanwhile."""
+    for file in files(path):
+        own = Marks()
+        if file.suffix == ".jsonl":
+            marks[file] = own
+        for line, at, block in blocks(file, columns):
+            own.add(rows_so_far(), line, at)
+            if len(block[0]) > MAX_LINE:
+                marks.pop(file, None)  # it was cut: the next block may begin within it
+            yield block
+        own.end = rows_so_far()
+
+
 def last(mask: Mask) -> int:
     """The last place at which it is true, -1 where none is."""
     found = mask.nonzero()[0]
@@ -157,7 +174,9 @@ def _reader(path: Path) -> Callable[[Path, tuple[str, ...]], Iterator[Block]] | 
 
 def _read_jsonl(path: Path, columns: tuple[str, ...], line: int = 1, at: int = 0) -> Iterator[Block]:
     with path.open("rb", buffering=0) as stream:
-        stream.seek(at)
+        stream.seek(max(at - 1, 0))
+        if at and stream.read(1) != b"\n":
+            raise UsageError(f"{path} was changed while it was being read: line {line} does not begin where it did")
         yield from _lines(iter(lambda: stream.read(BLOCK), b""), line, at)
 
 

@@ -88,6 +88,15 @@ def test_the_rows_that_are_wanted_come_with_the_numbers_they_have_among_all(leng
             assert list(rows.rows(Path(folder), COLUMNS, first, marks)) == kept
 
 
+def test_a_file_that_was_changed_since_it_was_marked_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"%b\n" % (b"x" * 99) * 3000)
+    marks = prompts.scan(path).marks
+    path.write_bytes(b"%b\n" % (b"x" * 98) * 3000)
+    with pytest.raises(UsageError, match=r"a\.jsonl was changed while it was being read"):
+        list(rows.rows(path, COLUMNS, np.arange(3000) == 2500, marks))
+
+
 def test_a_line_without_an_end_in_sight_is_one_row_cut_short(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with path.open("wb") as file:
