@@ -1,7 +1,7 @@
 """Prompt rows: their keys, and what is sent of them.
 
-A prompt set is read for keys and digests (`scan`), for the first cohort and for the rest (both seek in plain files), and
-never held. Memory: 21 bytes a row, 2 more where turns are counted, 24 for each 64 KB of plain files.
+A prompt set is read for keys and digests (`scan`), for the first cohort and for the rest (these seek in plain files),
+and never held. Memory: 21 bytes a row, 2 more where turns are counted, 24 for each 64 KB of plain files.
 """
 
 from array import array
