@@ -51,7 +51,7 @@ def main() -> None:
 
     out, aside = Path(sys.argv[1]), Path(sys.argv[2])
     plain = uvloop.run
-    uvloop.run = lambda work: plain(_listened(work, out, aside))  # type: ignore[assignment, misc, arg-type]
+    uvloop.run = lambda work: plain(_listened(work, out, aside))  # type: ignore[assignment, misc]
     sys.argv = ["tokenmill", *sys.argv[3:]]
     cli.main()
 
