@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import data, head
-from bench.measure import PORTS, ROOT, fake_server, run_config, stats, write_config
+from bench.measure import ROOT, fake_server, run_config, stats, write_config
 from tokenmill import dataset, settings
 from tokenmill.configfile import load
 
@@ -37,6 +37,9 @@ class Scale:
     head_s: float = 20.0
     end_rows: int = 4_000
     shown: int = 500_000
+    lag_rows: int = 16_384
+    lag_in_flight: int = 256
+    segment: int = 128_000_000
 
 
 SMOKE = Scale(
@@ -55,6 +58,9 @@ SMOKE = Scale(
     head_s=1.0,
     end_rows=300,
     shown=2_000,
+    lag_rows=300,
+    lag_in_flight=16,
+    segment=4_000_000,
 )
 
 
@@ -67,35 +73,10 @@ class Row:
 
 
 def client_cost(scratch: Path, scale: Scale) -> list[Row]:
-    """Processor seconds per 1,000 completions: two runs of different size, so that the start is left out."""
-    rows = []
-    for size, goal, floor_there in (("300", 0.5, 0.18), ("30000", 0.8, 0.38)):
-        with fake_server("--answer-bytes", size) as address:
-            costs = []
-            for count in (scale.warm, scale.warm + scale.rows):
-                prompts = data.write_prompts(scratch / f"prompts-{count}.jsonl", count)
-                config = write_config(scratch / f"cost-{size}-{count}", prompts)
-                costs.append(run_config(config, address))
-            per_1k, all_per_1k = (
-                (last - first) / scale.rows * 1000
-                for first, last in ((costs[0].main_s, costs[1].main_s), (costs[0].cpu_s, costs[1].cpu_s))
-            )
-            floor = _floor(scale.rows) / scale.rows * 1000
-        name = f"client CPU s per 1,000 completions of {int(size):,} B, report included; with sealing, at low priority"
-        rows.append(
-            Row(
-                name,
-                f"{goal} ({goal / floor_there:.1f} × floor)",
-                f"{per_1k:.2f} ({per_1k / floor:.1f} ×); {all_per_1k:.2f}",
-                f"{floor:.2f}",
-            )
-        )
-    return rows
+    """Processor seconds per 1,000 completions."""
+    from bench.cost import measure_all
 
-
-def _floor(count: int) -> float:
-    command = [sys.executable, "-m", "bench.floor", str(count), PORTS, "64"]
-    return float(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    return [Row(*words) for words in measure_all(scratch, scale.warm, scale.rows)]
 
 
 def slots_busy(scratch: Path, scale: Scale) -> list[Row]:
@@ -210,8 +191,22 @@ def page(scratch: Path, scale: Scale) -> list[Row]:
     return [Row(*words) for words in measure_all(scratch, scale.shown)]
 
 
+def loop_lag(scratch: Path, scale: Scale) -> list[Row]:
+    """How long a run's event loop is held up."""
+    from bench import lag
+
+    latency_ms = 4 * scale.latency_ms
+    many = data.write_prompts(scratch / f"prompts-{scale.lag_rows}.jsonl", scale.lag_rows)
+    few = data.write_prompts(scratch / f"prompts-{2 * scale.segment // 30_000}.jsonl", 2 * scale.segment // 30_000)
+    return [
+        Row(*lag.many(scratch, many, in_flight=scale.lag_in_flight, latency_ms=latency_ms)),
+        Row(*lag.sealing(scratch, few, in_flight=64, latency_ms=scale.latency_ms, segment=scale.segment)),
+    ]
+
+
 FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
     "cost": client_cost,
+    "lag": loop_lag,
     "slots": slots_busy,
     "memory": memory,
     "resume": resume,

@@ -45,15 +45,20 @@ class Measured(Identified, gc=False):
     thinking: bool
 
 
-class Brief(Measured, gc=False):
-    """A record without its texts and ids: what accounts need."""
+class Counted(Measured, gc=False):
+    """What a run's accounts are made of."""
 
     cohort: int
     digest: str
     settings: str
-    prompt_tokens: int
     output_tokens: int
     finish_reason: str
+
+
+class Brief(Counted, gc=False):
+    """A record without its texts and ids."""
+
+    prompt_tokens: int
     server: str
     started: float
     seconds: float
@@ -124,8 +129,13 @@ class _Snapshot:
 
 def briefs(data: Path, tell: Callable[[str], None] = lambda text: None) -> Iterator[Brief]:
     """All ended records, the newest first. `tell` hears of lines that are not whole."""
+    return newest_first(data, Brief, tell)
+
+
+def newest_first(data: Path, kind: type[Kind], tell: Callable[[str], None] = lambda text: None) -> Iterator[Kind]:
+    """The same with the fields that are wanted."""
     with _Snapshot(data) as files:
-        yield from _newest_first(files, Brief, tell)
+        yield from _newest_first(files, kind, tell)
 
 
 def current(data: Path, kind: type[Kind], harmed: Harmed | None = None) -> Iterator[Kind]:

@@ -23,7 +23,7 @@ from tokenmill.core.schedule import cohorts, spread
 from tokenmill.core.turns import following
 from tokenmill.errors import BadPromptError
 from tokenmill.ledger import Ledger
-from tokenmill.rows import RawRow
+from tokenmill.rows import Mask, RawRow
 
 BATCH = 256
 """Prompts read ahead: a quarter of a megabyte of usual rows."""
@@ -149,16 +149,19 @@ class Feed:
         first = np.zeros(len(self._ledger.index), dtype=np.bool_)
         first[self.first_cohort] = True
         rest = self._ledger.rows_pending() & ~first
-        for raw in prompts.rows(self._path, first):
+        for raw in self._rows(first):
             yield from self._row_items(raw, 0)
-        for raw in prompts.rows(self._path, rest):
+        for raw in self._rows(rest):
             yield from self._row_items(raw, LATER)
+
+    def _rows(self, wanted: Mask) -> Iterator[RawRow]:
+        return prompts.rows(self._path, wanted, self._ledger.index.marks)
 
     def _gone_on_after_all(self, wanted: set[tuple[int, int]]) -> Iterator[Item]:
         """Conversations that an answer broke off which was made anew since; their rows are read once more."""
         rows = np.zeros(len(self._ledger.index), dtype=np.bool_)
         rows[[row for row, _ in wanted]] = True
-        for raw in prompts.rows(self._path, rows):
+        for raw in self._rows(rows):
             yield from self._row_items(raw, LATER, [sample for row, sample in sorted(wanted) if row == raw.row])
 
     def _row_items(self, raw: RawRow, cohort: int, only: list[int] | None = None) -> Iterator[Item]:

@@ -19,7 +19,7 @@ from tokenmill.core.judge import Rules, Verdict
 from tokenmill.core.records import Record
 from tokenmill.core.status import PromptCounts
 from tokenmill.core.turns import goes_on
-from tokenmill.dataset import Brief
+from tokenmill.dataset import Counted
 from tokenmill.prompts import Index, key_hash
 from tokenmill.retry import Retry
 from tokenmill.rows import Mask
@@ -107,7 +107,7 @@ class Ledger:
         start = self._place(row, sample, 0)
         return self._bytes[start : start + self.turns(row)]
 
-    def load(self, briefs: Iterable[Brief], rules: Rules, gate: Gate) -> Found:
+    def load(self, briefs: Iterable[Counted], rules: Rules, gate: Gate) -> Found:
         """Takes in all that is stored, newest first: older records of an id are superseded."""
         order = np.argsort(self.index.keys)
         keys = self.index.keys[order]
@@ -124,7 +124,7 @@ class Ledger:
         self._reopen()
         return found
 
-    def _take_in(self, brief: Brief, row: int, digest: int, rules: Rules, gate: Gate, found: Found) -> None:
+    def _take_in(self, brief: Counted, row: int, digest: int, rules: Rules, gate: Gate, found: Found) -> None:
         found.rows += 1
         found.settings.add(brief.settings)
         strange = row < 0 or brief.sample >= self.samples or brief.turn >= self.turns(row)
@@ -149,7 +149,7 @@ class Ledger:
         self._mark(place, verdict, brief.finish_reason, labels, brief.output_tokens)
         gate.count(brief.cohort, verdict, labels)
 
-    def settle(self, briefs: Iterable[Brief], rules: Rules, gate: Gate) -> None:
+    def settle(self, briefs: Iterable[Counted], rules: Rules, gate: Gate) -> None:
         """The retry is over: of ids without a newer record the older one counts."""
         self._states[self._states == AGAIN] = PENDING
         self._retry, self._open = None, PENDING
@@ -295,7 +295,7 @@ class Ledger:
         )
 
 
-def _batches(briefs: Iterable[Brief]) -> Iterator[list[Brief]]:
+def _batches(briefs: Iterable[Counted]) -> Iterator[list[Counted]]:
     stream = iter(briefs)
     while batch := list(islice(stream, BATCH)):
         yield batch

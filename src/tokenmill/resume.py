@@ -70,7 +70,7 @@ async def resume(config: Config, folder: RunFolder, log: EventLog, told: Tell, w
     rules, gate = rules_of(config), Gate(limits_of(config))
     part, _, of = config.prompts.shard.partition("/")
     ledger = Ledger(index, config.generation.samples, (int(part), int(of)), again)
-    stored = dataset.briefs(folder.data, lambda text: log.say("store", text, "warn"))
+    stored = dataset.newest_first(folder.data, dataset.Counted, lambda text: log.say("store", text, "warn"))
     found = await asyncio.to_thread(ledger.load, counted(stored, told, "reading what is stored:"), rules, gate)
     settings.guard_table(found.settings, recorded, folder.data)
     _guard_prompts(found, log)

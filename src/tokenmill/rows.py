@@ -4,7 +4,10 @@ Row numbers count over all files, from 0; blank lines are no rows. A file that i
 a shorter set, read in silence, would be a wrong one.
 """
 
-from collections.abc import Callable, Iterator
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,8 +32,38 @@ OBJECT_BYTES = 1 << 20
 
 Mask = npt.NDArray[np.bool_]
 
-Block = tuple[int, list[bytes]]
-"""The number of the first line (or record), and the lines: a generator step a line would cost as much as its JSON."""
+Block = tuple[int, int, list[bytes]]
+"""The number of the first line (or record), the byte at which it begins in what is unpacked, and the lines: a generator
+step a line would cost as much as its JSON."""
+
+
+class Mark(NamedTuple):
+    """A place in a plain file from which it can be read on: the row, the line and the byte that come first."""
+
+    row: int
+    line: int
+    at: int
+
+
+@dataclass
+class Marks:
+    """Where the blocks of a plain file begin, noted at its first reading: 24 bytes for each 64 KB. `end` is the row
+    behind its last one, None while that is not known. What is appended later lies behind the last mark."""
+
+    rows: "array[int]" = field(default_factory=lambda: array("Q"))
+    lines: "array[int]" = field(default_factory=lambda: array("Q"))
+    bytes: "array[int]" = field(default_factory=lambda: array("Q"))
+    end: int | None = None
+
+    def add(self, row: int, line: int, at: int) -> None:
+        self.rows.append(row)
+        self.lines.append(line)
+        self.bytes.append(at)
+
+    def before(self, row: int) -> Mark:
+        """The last mark that is not behind this row."""
+        place = bisect_right(self.rows, row) - 1
+        return Mark(self.rows[place], self.lines[place], self.bytes[place])
 
 
 class RawRow(NamedTuple):
@@ -55,23 +88,62 @@ def files(path: Path) -> list[Path]:
     return [path]
 
 
-def rows(path: Path, columns: tuple[str, ...], wanted: Mask | None = None) -> Iterator[RawRow]:
-    """All rows in order, or those where `wanted` is true; `columns` are the fields to read of a file with columns."""
+def rows(
+    path: Path, columns: tuple[str, ...], wanted: Mask | None = None, marks: Mapping[Path, Marks] | None = None
+) -> Iterator[RawRow]:
+    """All rows in order, or those where `wanted` is true; `columns` are the fields to read of a file with columns.
+
+    With the `marks` of files, what lies between the rows that are wanted is not read."""
     number, end = 0, None if wanted is None else last(wanted) + 1
     for file in files(path):
-        for first, block in blocks(file, columns):
-            if number == end:
-                return
-            if wanted is not None and not wanted[number : number + len(block)].any():
-                number += sum(1 for data in block if data and not data.isspace())
-                continue
-            for line, data in enumerate(block, first):
+        own = (marks or {}).get(file)
+        place: Mark | None = Mark(number, 1, 0)
+        while place is not None:
+            number, line, at = place
+            place = None
+            for first, _, block in blocks(file, columns, line, at):
                 if number == end:
                     return
-                if data and not data.isspace():
-                    if wanted is None or wanted[number]:
-                        yield RawRow(number, f"{file.name}:{line}", data)
-                    number += 1
+                if wanted is not None and not wanted[number : number + len(block)].any():
+                    number += sum(1 for data in block if data and not data.isspace())
+                    if own is not None and (further := _further(own, wanted, number)) is not None:
+                        number, place = further.row, further if further.row != own.end else None
+                        break
+                    continue
+                for row_line, data in enumerate(block, first):
+                    if number == end:
+                        return
+                    if data and not data.isspace():
+                        if wanted is None or wanted[number]:
+                            yield RawRow(number, f"{file.name}:{row_line}", data)
+                        number += 1
+
+
+def _further(marks: Marks, wanted: Mask, number: int) -> Mark | None:
+    """The last mark before the next row that is wanted, the file's end where none of it is; None where that is not
+    further on."""
+    ahead = wanted[number:]
+    row = number + int(ahead.argmax()) if len(ahead) else number
+    if not len(ahead) or not wanted[row] or (marks.end is not None and row >= marks.end):
+        return None if marks.end is None else Mark(marks.end, 0, 0)
+    found = marks.before(row)
+    return found if found.row > number else None
+
+
+def marked(
+    path: Path, columns: tuple[str, ...], marks: dict[Path, Marks], rows_so_far: Callable[[], int]
+) -> Iterator[list[bytes]]:
+    """The lines of all files by blocks, blank ones included; plain files get their marks meanwhile."""
+    for file in files(path):
+        own = Marks()
+        if file.suffix == ".jsonl":
+            marks[file] = own
+        for line, at, block in blocks(file, columns):
+            own.add(rows_so_far(), line, at)
+            if len(block[0]) > MAX_LINE:
+                marks.pop(file, None)  # it was cut: the next block may begin within it
+            yield block
+        own.end = rows_so_far()
 
 
 def last(mask: Mask) -> int:
@@ -80,12 +152,14 @@ def last(mask: Mask) -> int:
     return int(found[-1]) if len(found) else -1
 
 
-def blocks(file: Path, columns: tuple[str, ...]) -> Iterator[Block]:
-    """One file's lines by blocks, blank ones included; raises UsageError where it is damaged or cannot be read."""
+def blocks(file: Path, columns: tuple[str, ...], line: int = 1, at: int = 0) -> Iterator[Block]:
+    """One file's lines by blocks, blank ones included; raises UsageError where it is damaged or cannot be read.
+
+    A plain file may be read from this byte on, which begins this line."""
     reader = _reader(file)
     assert reader is not None, "files() lets only readable kinds through"
     try:
-        yield from reader(file, columns)
+        yield from _read_jsonl(file, columns, line, at) if at else reader(file, columns)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror or error}") from error
 
@@ -98,9 +172,12 @@ def _reader(path: Path) -> Callable[[Path, tuple[str, ...]], Iterator[Block]] | 
     return _read_parquet if path.suffix == ".parquet" else None
 
 
-def _read_jsonl(path: Path, columns: tuple[str, ...]) -> Iterator[Block]:
+def _read_jsonl(path: Path, columns: tuple[str, ...], line: int = 1, at: int = 0) -> Iterator[Block]:
     with path.open("rb", buffering=0) as stream:
-        yield from _lines(iter(lambda: stream.read(BLOCK), b""))
+        stream.seek(max(at - 1, 0))
+        if at and stream.read(1) != b"\n":
+            raise UsageError(f"{path} was changed while it was being read: line {line} does not begin where it did")
+        yield from _lines(iter(lambda: stream.read(BLOCK), b""), line, at)
 
 
 def _read_zst(path: Path, columns: tuple[str, ...]) -> Iterator[Block]:
@@ -126,26 +203,28 @@ def _unpack(path: Path) -> Iterator[bytes]:
         raise UsageError(f"{path} is cut off: its last frame does not end")
 
 
-def _lines(stream: Iterator[bytes]) -> Iterator[Block]:
-    """Whole lines. A line that spans many blocks is put together once, not at every block."""
-    number, begun, size, skipping = 1, list[bytes](), 0, False
-    for position, block in enumerate(stream):
-        data = block.removeprefix(b"\xef\xbb\xbf") if position == 0 else block
+def _lines(stream: Iterator[bytes], number: int = 1, at: int = 0) -> Iterator[Block]:
+    """Whole lines, of which the first has this number and begins at this byte. A line that spans many blocks is put
+    together once, not at every block."""
+    begun, size, skipping, behind = list[bytes](), 0, False, at
+    for block in stream:
+        data = block.removeprefix(b"\xef\xbb\xbf") if behind == 0 else block
+        behind += len(block)
         head, newline, tail = data.partition(b"\n")
         if not skipping:
             begun.append(head)
             size += len(head)
         if not newline:
             if size > MAX_LINE:
-                yield number, [b"".join(begun)]
+                yield number, at, [b"".join(begun)]
                 begun, size, skipping = [], 0, True
             continue
         *whole, rest = tail.split(b"\n")
-        yield number, [b"".join(begun), *whole]
+        yield number, at, [b"".join(begun), *whole]
         number += 1 + len(whole)
-        begun, size, skipping = [rest], len(rest), False
+        begun, size, skipping, at = [rest], len(rest), False, behind - len(rest)
     if begun and not skipping:
-        yield number, [b"".join(begun)]
+        yield number, at, [b"".join(begun)]
 
 
 def _read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[Block]:
@@ -160,7 +239,11 @@ def _read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[Block]:
                 few = max(1, batch.num_rows * OBJECT_BYTES // max(OBJECT_BYTES, batch.nbytes))
                 for at in range(0, batch.num_rows, few):
                     records = batch.slice(at, few).to_pylist()
-                    yield number, [msgspec.json.encode({k: v for k, v in r.items() if v is not None}) for r in records]
+                    yield (
+                        number,
+                        0,
+                        [msgspec.json.encode({k: v for k, v in r.items() if v is not None}) for r in records],
+                    )
                     number += len(records)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is damaged: {error}") from error

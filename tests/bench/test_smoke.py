@@ -14,6 +14,8 @@ def test_every_figure_is_measured_in_small() -> None:
     for what in (
         "300 B",
         "30,000 B",
+        "in flight, 30 KB: ",
+        "MB are sealed: ",
         "slots busy",
         "peak memory",
         "to the first new request",

@@ -21,7 +21,9 @@ def test_ids_are_counted_without_being_read(ids: list[int]) -> None:
     assert agree.count(raw(*ids)) == len(ids)
 
 
-@pytest.mark.parametrize("ids", [b'["a"]', b"[1.5]", b"[-1]", b"[[1]]", b"{}", b'"12"', b"12", b"[1,null]", b"true"])
+@pytest.mark.parametrize(
+    "ids", [b'["a"]', b"[1.5]", b"[-1]", b"[[1]]", b"{}", b'"12"', b"12", b"[1,null]", b"true", b"[", b"[1:2]"]
+)
 def test_what_is_no_list_of_ids_has_no_count(ids: bytes) -> None:
     assert agree.count(msgspec.Raw(ids)) is None
     assert agree.disagree(Completion("a", "stop", output_ids=msgspec.Raw(ids)))

@@ -78,6 +78,11 @@ def test_any_output_is_measured(pieces: list[str], finish: str, thinking: bool, 
     assert text[a:b] == text[a:b].strip()
     assert (set(measured.labels) & TRUNCATED != set()) == (finish == "length")
     assert ("empty" in measured.labels) == (a == b and c == d)
+    assert measured.parts == judge.split(text, finish, Reading(thinking, opened))  # by characters, not by bytes
+    closing, wrote_open = text.count("</think>"), text.lstrip().startswith("<think>")
+    unclosed = not closing and (wrote_open or b > a)
+    orphan = closing > 1 or text.count("<think>") > wrote_open or (finish == "stop" and unclosed)
+    assert ("orphan_think_tag" in measured.labels) == orphan
 
 
 # -- facts -------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.make import jsonl
-from tokenmill import rows
+from tokenmill import prompts, rows
 from tokenmill.errors import UsageError
 from tokenmill.rows import BLOCK, MAX_LINE, RawRow
 
@@ -72,7 +72,7 @@ def test_lines_are_found_wherever_a_block_ends(lengths: list[int], ends: bool, f
 
 
 @settings(max_examples=60, deadline=None)
-@given(lengths=st.lists(st.one_of(st.integers(0, 2), st.just(BLOCK // 3)), max_size=12), seed=st.integers(0, 2**12 - 1))
+@given(lengths=st.lists(st.one_of(st.integers(0, 2), st.just(BLOCK // 3)), max_size=12), seed=st.integers(0, 2**24 - 1))
 def test_the_rows_that_are_wanted_come_with_the_numbers_they_have_among_all(lengths: list[int], seed: int) -> None:
     with TemporaryDirectory() as folder:
         for name in ("a.jsonl", "b.jsonl"):
@@ -81,6 +81,20 @@ def test_the_rows_that_are_wanted_come_with_the_numbers_they_have_among_all(leng
         wanted = np.array([bool(seed >> n & 1) for n in range(len(found))], dtype=np.bool_)
         expected = [raw for raw in found if wanted[raw.row]]
         assert list(rows.rows(Path(folder), COLUMNS, wanted)) == expected
+        for limit in (0, len(found) // 2):
+            marks = prompts.scan(Path(folder), limit).marks
+            first = wanted[: limit or len(found)]
+            kept = [raw for raw in expected if raw.row < len(first)]
+            assert list(rows.rows(Path(folder), COLUMNS, first, marks)) == kept
+
+
+def test_a_file_that_was_changed_since_it_was_marked_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"%b\n" % (b"x" * 99) * 3000)
+    marks = prompts.scan(path).marks
+    path.write_bytes(b"%b\n" % (b"x" * 98) * 3000)
+    with pytest.raises(UsageError, match=r"a\.jsonl was changed while it was being read"):
+        list(rows.rows(path, COLUMNS, np.arange(3000) == 2500, marks))
 
 
 def test_a_line_without_an_end_in_sight_is_one_row_cut_short(tmp_path: Path) -> None:
@@ -173,9 +187,11 @@ def test_long_rows_are_made_objects_a_few_at_a_time(tmp_path: Path) -> None:
     texts = [f"{n} " + "x" * 20_000 for n in range(300)]
     pq.write_table(pa.table({"prompt": texts}), tmp_path / "a.parquet")
     found = list(rows.blocks(tmp_path / "a.parquet", COLUMNS))
-    assert max(sum(map(len, block)) for _, block in found) < 2 * rows.OBJECT_BYTES
-    assert [first for first, _ in found] == [1 + sum(len(block) for _, block in found[:n]) for n in range(len(found))]
-    assert [json.loads(data)["prompt"] for _, block in found for data in block] == texts
+    assert max(sum(map(len, block)) for _, _, block in found) < 2 * rows.OBJECT_BYTES
+    assert [first for first, _, _ in found] == [
+        1 + sum(len(block) for _, _, block in found[:n]) for n in range(len(found))
+    ]
+    assert [json.loads(data)["prompt"] for _, _, block in found for data in block] == texts
 
 
 @pytest.mark.parametrize("count", [1, rows.PARQUET_BATCH, rows.PARQUET_BATCH + 1])

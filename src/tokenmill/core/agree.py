@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 import msgspec
+import numpy as np
 
-from tokenmill.core.records import NULL, Completion
+from tokenmill.core.records import NULL, Completion, count_commas
 
 MARKS = 64
 """Characters of the spelling that may be missing in the text: a stop string, the tags of a parser that we do not know.
@@ -21,6 +22,9 @@ Ids of another answer differ by more, or in what is there."""
 
 CUT = "\ufffd"
 """What an incomplete UTF-8 character is read as."""
+
+
+_ZERO, _TEN = np.uint8(ord("0")), np.uint8(10)
 
 
 class Agreement(StrEnum):
@@ -39,9 +43,11 @@ def count(ids: msgspec.Raw) -> int | None:
     raw = bytes(ids)
     if raw in (b"null", b"[]"):
         return 0
-    rest = raw.translate(None, b"0123456789")
-    commas = len(rest) - 2
-    return commas + 1 if rest == b"[%b]" % (b"," * commas) else None
+    if len(raw) < 2 or not (raw.startswith(b"[") and raw.endswith(b"]")):
+        return None
+    commas = count_commas(raw)
+    digits = np.count_nonzero(np.frombuffer(raw, np.uint8) - _ZERO < _TEN)  # what stands before 0 wraps around
+    return commas + 1 if commas + int(digits) == len(raw) - 2 else None
 
 
 def miscounted(ids: msgspec.Raw, told: int) -> bool:

@@ -7,13 +7,13 @@ measurements whenever a verdict is asked for, so that [judge] may change in mid-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from tokenmill.core.agree import disagree
 from tokenmill.core.loops import repetition
-from tokenmill.core.records import FAILURES, NULL, Completion, Parts
+from tokenmill.core.records import FAILURES, NULL, Completion, Parts, count_commas
 
 OPEN, CLOSE = "<think>", "</think>"
 _OPEN, _CLOSE, _EITHER = OPEN.encode(), CLOSE.encode(), b"think>"
@@ -89,13 +89,18 @@ class Measured:
     labels: tuple[str, ...]
 
 
-def split(text: str, finish_reason: str, reading: Reading) -> Parts:
-    """Finds thought and answer in an output. A thought without its closing tag takes all of the rest."""
-    start = len(text) - len(text.lstrip())
+def split(text: str, finish_reason: str, reading: Reading, close: int | None = None) -> Parts:
+    """Finds thought and answer in an output. A thought without its closing tag takes all of the rest.
+
+    `close` is where its first closing tag begins, -1 where it has none, for who knows it already."""
+    if close is None:
+        close = text.find(CLOSE)
+    start, end = 0, len(text)
+    while start < end and text[start].isspace():
+        start += 1
     wrote_open = text.startswith(OPEN, start)
     if wrote_open:
         start += len(OPEN)
-    close = text.find(CLOSE, start)
     if close >= 0:
         return Parts(*_strip(text, start if wrote_open else 0, close), *_strip(text, close + len(CLOSE), len(text)))
     in_thought = wrote_open or reading.opened or (reading.thinking and _cut_before_any_tag(finish_reason, reading))
@@ -120,8 +125,9 @@ def _strip(text: str, start: int, end: int) -> tuple[int, int]:
 def measure(completion: Completion, reading: Reading, rules: Rules) -> Measured:
     """All that a single completion shows. `completion.finish_reason` must be stop or length."""
     text, finish = completion.text, completion.finish_reason
-    raw = text.encode("utf-8", "replace")  # searching bytes takes a tenth of searching a text that holds an emoji
-    parts = split(text, finish, reading)
+    raw = _as_bytes(text)  # searching bytes takes a tenth of searching a text that holds an emoji
+    tags = _look_for_tags(raw)
+    parts = split(text, finish, reading, _close_in(text, raw, tags.first_close))
     reasoning_tokens = _reasoning_tokens(completion, parts, reading)
     ratio = repetition(text, raw, parts)
     cut_in_thought = finish == "length" and _unclosed(text, parts)
@@ -132,9 +138,9 @@ def measure(completion: Completion, reading: Reading, rules: Rules) -> Measured:
             ("empty_answer", parts.c == parts.d and finish == "stop"),
             ("truncated_in_thinking", cut_in_thought),
             ("truncated_in_answer", finish == "length" and not cut_in_thought),
-            ("orphan_think_tag", _orphan_tag(raw, finish, parts)),
+            ("orphan_think_tag", _orphan_tag(raw, tags, finish, parts)),
             ("missing_end_token", finish == "stop" and _lacks_end(completion.output_ids, reading.end_ids)),
-            ("foreign_mode", not reading.thinking and _thinks(raw, parts, reading)),
+            ("foreign_mode", not reading.thinking and _thinks(raw, tags, parts, reading)),
             ("bad_text", completion.damaged or _is_bad_text(raw)),
             ("ids_disagree", disagree(completion, reading.never)),
         )
@@ -144,28 +150,61 @@ def measure(completion: Completion, reading: Reading, rules: Rules) -> Measured:
     return Measured(parts, reasoning_tokens, ratio, labels)
 
 
+def _as_bytes(text: str) -> bytes:
+    """A text in UTF-8. By way of msgspec the text keeps a copy, so that the record's JSON need not make one more."""
+    try:
+        return bytes(msgspec.Raw(text))
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace")
+
+
+class _Tags(NamedTuple):
+    """The think tags of a text: where its first closing one begins, in bytes, -1 where there is none; how many."""
+
+    first_close: int
+    closing: int
+    opening: int
+
+
+_NO_TAGS = _Tags(-1, 0, 0)
+
+
+def _look_for_tags(raw: bytes) -> _Tags:
+    """One look at the whole text where it holds no more than one tag, as nearly all do."""
+    first = raw.find(_EITHER)
+    if first < 0:
+        return _NO_TAGS
+    if raw.find(_EITHER, first + len(_EITHER)) < 0:
+        begins = first + len(_EITHER) - len(_CLOSE)
+        if raw.startswith(_CLOSE, max(begins, 0)):
+            return _Tags(begins, 1, 0)
+        return _Tags(-1, 0, int(raw.startswith(_OPEN, max(begins + 1, 0))))
+    return _Tags(raw.find(_CLOSE), raw.count(_CLOSE), raw.count(_OPEN))  # "rethink>" is no tag
+
+
+def _close_in(text: str, raw: bytes, at: int) -> int:
+    """Where the first closing tag begins in characters, told where it does in bytes: before it, no more bytes are
+    further ones of a character than there are in all."""
+    return at if at < 0 or len(raw) == len(text) else text.find(CLOSE, max(0, at - (len(raw) - len(text))))
+
+
 def _unclosed(text: str, parts: Parts) -> bool:
     return parts.b > parts.a and parts.c == len(text) and not text.endswith(CLOSE) and CLOSE not in text[parts.b :]
 
 
-def _orphan_tag(raw: bytes, finish: str, parts: Parts) -> bool:
+def _orphan_tag(raw: bytes, tags: _Tags, finish: str, parts: Parts) -> bool:
     """Not one pair of think tags: a second closing one, an opening one inside, or a thought never closed."""
-    tags = raw.count(_EITHER)
-    closing = raw.count(_CLOSE) if tags else 0
     wrote_open = raw.lstrip().startswith(_OPEN)
-    opening = tags - closing
-    if opening > wrote_open:
-        opening = raw.count(_OPEN)  # "rethink>" is no tag
-    unclosed = closing == 0 and (wrote_open or parts.b > parts.a)
-    return closing > 1 or opening > wrote_open or (finish == "stop" and unclosed)
+    unclosed = tags.closing == 0 and (wrote_open or parts.b > parts.a)
+    return tags.closing > 1 or tags.opening > wrote_open or (finish == "stop" and unclosed)
 
 
-def _thinks(raw: bytes, parts: Parts, reading: Reading) -> bool:
+def _thinks(raw: bytes, tags: _Tags, parts: Parts, reading: Reading) -> bool:
     """A trace of a thought. An empty block is one where the prompt holds one already; where it does not, it is how a
     model says that it will not think."""
     if parts.b > parts.a:
         return True
-    return reading.shut if raw.lstrip().startswith(_OPEN) else _CLOSE in raw
+    return reading.shut if raw.lstrip().startswith(_OPEN) else tags.closing > 0
 
 
 def _is_bad_text(raw: bytes) -> bool:
@@ -188,7 +227,7 @@ def _reasoning_tokens(completion: Completion, parts: Parts, reading: Reading) ->
     if reading.close_id and raw != b"null":
         at = raw.find(b"," + reading.close_id + b",")
         if at >= 0:
-            return raw.count(b",", 0, at) + 1
+            return count_commas(raw[:at]) + 1
         if parts.c == len(completion.text):
             return completion.output_tokens
     tokens = completion.output_tokens or len(completion.text) / CHARS
@@ -231,5 +270,8 @@ class Stored(Protocol):
 
 def judged(stored: Stored, rules: Rules) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict under these rules, and the labels that led to it."""
+    long_enough = not stored.thinking or stored.reasoning_tokens >= max(rules.min_reasoning_tokens, 1)
+    if not stored.labels and long_enough and stored.repetition <= rules.max_repetition:
+        return Verdict.ACCEPTED, ()  # nearly all are, and a start asks it of each
     labels = effective_labels(stored.labels, stored.reasoning_tokens, stored.repetition, stored.thinking, rules)
     return verdict(labels, rules), labels

@@ -7,7 +7,9 @@ of a JSON list, or `null`): decoding 7,500 ids costs 1.3 ms, carrying them 0.1 m
 from typing import Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
+_COMMA = np.uint8(ord(","))
 NULL = msgspec.Raw(b"null")
 
 Label = Literal[
@@ -154,7 +156,12 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 def count_ids(ids: msgspec.Raw) -> int:
     """How many ids a JSON list without spaces holds; 0 for null."""
     data = bytes(ids)
-    return 0 if len(data) <= 2 or data == b"null" else data.count(b",") + 1
+    return 0 if len(data) <= 2 or data == b"null" else count_commas(data) + 1
+
+
+def count_commas(data: bytes) -> int:
+    """How often bytes hold a comma: numpy looks at 16 of them at once, `count` at one."""
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == _COMMA))
 
 
 def record_id(key: str, sample: int, turn: int, *, several: bool) -> str:

@@ -31,7 +31,7 @@ def stream(found: Iterable[Path]) -> Iterator[Sized]:
         if kind:
             yield from _arrays(file, kind)
         else:
-            for first, block in blocks(file, COLUMNS):
+            for first, _, block in blocks(file, COLUMNS):
                 for line, data in enumerate(block, first):
                     if data and not data.isspace():
                         yield read(f"{file.name}:{line}", data), len(data)

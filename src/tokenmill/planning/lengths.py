@@ -54,7 +54,7 @@ def sample(path: Path, limit: int = 0) -> Sample:
     total, step = 0, 1
     taken: list[bytes] = []
     for file in rows.files(path):
-        for _, lines in rows.blocks(file, prompts.COLUMNS):
+        for _, _, lines in rows.blocks(file, prompts.COLUMNS):
             block = lines if b"" not in lines else [line for line in lines if line]
             block = block[: limit - total] if limit else block
             taken += block[-total % step :: step]  # rows 0, step, 2 step … of the whole set
