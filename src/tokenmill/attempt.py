@@ -81,6 +81,24 @@ class Lane:
     slots: set["asyncio.Task[None]"] = field(default_factory=set)
     work: Slots = field(default_factory=lambda: Slots(time.monotonic(), 0.0))
 
+    def until_now(self) -> float:
+        """What its slots do was so until now; to be called before that changes. The time by the monotonic clock."""
+        moment = time.monotonic()
+        self.work.until(moment, self.capacity, self.held)
+        return moment
+
+    def begins(self) -> None:
+        """A slot has a prompt."""
+        self.until_now()
+        self.in_flight += 1
+        self.work.asked += 1
+
+    def ends(self) -> None:
+        """A slot is done with its prompt."""
+        self.until_now()
+        self.in_flight -= 1
+        self.work.asked -= 1
+
 
 class _Pieces:
     """Counts what comes of one streamed answer into its lane, until `end`."""
@@ -99,24 +117,6 @@ class _Pieces:
 
     def end(self) -> None:
         self._lane.begun -= self._begun
-
-    def until_now(self) -> float:
-        """What its slots do was so until now; to be called before that changes. The time by the monotonic clock."""
-        moment = time.monotonic()
-        self.work.until(moment, self.capacity, self.held)
-        return moment
-
-    def begins(self) -> None:
-        """A slot has a prompt."""
-        self.until_now()
-        self.in_flight += 1
-        self.work.asked += 1
-
-    def ends(self) -> None:
-        """A slot is done with its prompt."""
-        self.until_now()
-        self.in_flight -= 1
-        self.work.asked -= 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,7 @@ class Pump:
 
     def resize(self, lane: Lane, capacity: int) -> None:
         """So many at once from now on: more begin at once, fewer as requests end. No request is cut off."""
+        lane.until_now()
         lane.capacity = capacity
         self._add_slots(lane)
         idle = [future for future, owner in self._hungry if owner is lane and not future.done()]
