@@ -7,8 +7,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench import data, head
 from bench.measure import PORTS, ROOT, fake_server, run_config, stats, write_config
@@ -37,6 +38,8 @@ class Scale:
     head_s: float = 20.0
     end_rows: int = 4_000
     shown: int = 500_000
+    simulated: int = 902_087
+    peer_rows: int = 1_500
 
 
 SMOKE = Scale(
@@ -55,6 +58,8 @@ SMOKE = Scale(
     head_s=1.0,
     end_rows=300,
     shown=2_000,
+    simulated=1_000,
+    peer_rows=200,
 )
 
 
@@ -64,6 +69,8 @@ class Row:
     goal: str
     here: str
     floor: str = ""
+    peers: str = ""
+    raw: dict[str, Any] = field(default_factory=dict)
 
 
 def client_cost(scratch: Path, scale: Scale) -> list[Row]:
@@ -210,6 +217,21 @@ def page(scratch: Path, scale: Scale) -> list[Row]:
     return [Row(*words) for words in measure_all(scratch, scale.shown)]
 
 
+def reference(scratch: Path, scale: Scale) -> list[Row]:
+    """The whole reference run, simulated."""
+    from bench.reference import run
+
+    return [Row(what, goal, here, raw=raw) for what, goal, here, raw in run(scratch, scale.simulated)]
+
+
+def peers(scratch: Path, scale: Scale) -> list[Row]:
+    """Other clients and tokenmill in one harness."""
+    from bench.peers.run import Sizes, side_by_side
+
+    sizes = Sizes(scale.peer_rows // 5, scale.peer_rows, scale.peer_rows)
+    return [Row(*words) for words in side_by_side(scratch, sizes)]
+
+
 FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
     "cost": client_cost,
     "slots": slots_busy,
@@ -219,6 +241,8 @@ FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
     "stage": staging,
     "head": one_head,
     "page": page,
+    "peers": peers,
+    "reference": reference,
 }
 
 

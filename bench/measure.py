@@ -22,7 +22,7 @@ FIRST_PORT, SERVERS = 31_000, 7
 
 
 def _free_ports() -> str:
-    """As many neighbours as the reference run has servers, that nobody has: another benchmark may go on beside this one."""
+    """As many neighbours as the reference run has servers, that nobody has: another bench may run."""
     for first in range(FIRST_PORT, 32_700, 10):
         try:
             for port in range(first, first + SERVERS):
@@ -52,6 +52,10 @@ class Cost:
     main_mb: float
     stats: dict[str, Any]
     code: int | None
+
+
+TAKEN: list[Cost] = []
+"""All that this process has measured, in its order, for --json."""
 
 
 @contextmanager
@@ -129,7 +133,8 @@ def measure(command: Sequence[str], address: str, stop_after: int = 0, timeout_s
     after = os.times()
     waited = after.children_user + after.children_system - before.children_user - before.children_system
     cpu = seen_cpu if process.returncode == -9 else waited
-    return Cost(cpu, main_s, wall, peak, main_mb, stats(address), process.returncode)
+    TAKEN.append(Cost(cpu, main_s, wall, peak, main_mb, stats(address), process.returncode))
+    return TAKEN[-1]
 
 
 def _reading(process: psutil.Process) -> tuple[float, float, float, float]:

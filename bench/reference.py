@@ -1,8 +1,8 @@
 """The whole reference run, simulated: 902,087 prompts, 7 servers × 64 in flight, by the commands that a user gives.
 
-The servers are fake and time-compressed (bench/referenceserver.py); prompts, client, judge, journal, sealing, gate, report
-and export are the real ones. tokenmill is killed (-9) when half of the rows are served, and run again. At the end every
-count is compared with what follows from the rows' numbers.
+The servers are fake and time-compressed (bench/referenceserver.py); prompts, client, judge, journal, sealing, gate,
+report and export are the real ones. tokenmill is killed (-9) when half of the rows are served, and run again. At the end
+every count is compared with what follows from the rows' numbers.
 """
 
 import json
@@ -34,12 +34,12 @@ PATIENCE_S = 4 * 3600.0
 """For a machine that others use, too; minutes by itself."""
 
 SETTLED = 0.2
-"""Of a life's samples, those before are its start: pools fill, the interpreter takes its arenas."""
+"""Of a life's samples, those before are its start: pools and arenas fill."""
 
 
 @dataclass
 class Life:
-    """One process from start to end: its memory (seconds, rows served, MB) over time, peaks by kind of process in MB."""
+    """One process from start to end: its memory over time (seconds, rows served, MB), MB at the peak by kind of process."""
 
     code: int = 0
     wall_s: float = 0.0
@@ -51,7 +51,7 @@ class Life:
     def serving_mb(self) -> float:
         """The most that its main process had up to the last row served; `peaks` knows the end as well."""
         last = self.samples[-1][1]
-        return max(size for _, done, size in self.samples if done < last) if last else 0.0
+        return max((size for _, done, size in self.samples if done < last), default=0.0)
 
     @property
     def slope(self) -> float:
@@ -140,15 +140,19 @@ def run(scratch: Path, prompts: int) -> list[tuple[str, str, str, dict[str, Any]
         ],
     }
     name = f"reference run, {prompts:,} prompts, 7 × 64, kill -9 at half"
+    parts = " + ".join(f"{checked[name]:,}" for name in ("accepted", "rejected", "failed", "pending"))
     counts = (
-        f"{checked['accepted']:,} + {checked['rejected']:,} + {checked['failed']:,} + {checked['pending']:,} of {prompts:,}; "
-        f"{checked['rows_in_parts']:,} rows in parts, {checked['exported']:,} exported; {posts - prompts:,} asked twice"
+        f"{parts} of {prompts:,}; {checked['rows_in_parts']:,} rows in parts, {checked['exported']:,} exported; "
+        f"{posts - prompts:,} asked once more after the kill"
     )
     memory = (
         f"{serving:.0f}, {slope:+.1f} per 100,000 rows; with its report {rest.peaks['main']:.0f}; "
         f"sealer {sealer:.0f}, export {export.peaks['main']:.0f}"
     )
-    took = f"{wall / 60:.1f} min, {prompts / wall:,.0f} rows/s, {cost:.2f} CPU s per 1,000; export {export.wall_s / 60:.1f} min"
+    took = (
+        f"{wall / 60:.1f} min, {prompts / wall:,.0f} rows/s, {cost:.2f} CPU s per 1,000; "
+        f"export {export.wall_s / 60:.1f} min"
+    )
     return [
         (
             f"{name}: every count",

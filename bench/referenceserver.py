@@ -19,7 +19,8 @@ TOKENS, SIGMA, MOST = 300, 1.0, 1024
 """An answer's mean tokens, the spread of their logarithm, and where it is cut off: an eighth of a real run's 8,192."""
 
 TOKEN_S = 0.0006
-"""A token's time. Really 0.03 s with 64 in flight: 50 times faster, and an eighth of the tokens, makes 20 hours minutes."""
+"""A token's time. Really 0.03 s with 64 in flight: 50 times faster with an eighth of the tokens, so that 40 hours take
+minutes."""
 
 PROMPT_TOKENS = 250
 POOL = 509

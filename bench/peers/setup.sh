@@ -10,5 +10,5 @@ make_one() { # NAME REQUIREMENT …: left as it is where it is whole
   touch "$1/.ready"
 }
 make_one openai openai==3.57.0
-make_one datatrove 'datatrove[io]==0.10.1' openai==3.57.0 xxhash aiofiles
-make_one ray 'ray[data]==2.60.0' pydantic
+make_one datatrove 'datatrove[io]==0.10.1' openai==3.57.0 xxhash aiofiles aiosqlite httpx==0.28.1
+make_one ray 'ray[data]==2.60.0' pydantic aiohttp==3.14.5
