@@ -1,8 +1,8 @@
 """The whole reference run, simulated: 902,087 prompts, 7 servers × 64 in flight, by the commands that a user gives.
 
 The servers are fake and time-compressed (bench/referenceserver.py); prompts, client, judge, journal, sealing, gate,
-report and export are the real ones. tokenmill is killed (-9) when half of the rows are served, and run again. At the end
-every count is compared with what follows from the rows' numbers.
+report and export are the real ones. tokenmill is killed (-9) when half of the rows are served, and run again. At the
+end every count is compared with what follows from the rows' numbers.
 """
 
 import json
@@ -37,9 +37,13 @@ SETTLED = 0.2
 """Of a life's samples, those before are its start: pools and arenas fill."""
 
 
+ENOUGH = 60
+"""Samples for a slope: half a minute."""
+
+
 @dataclass
 class Life:
-    """One process from start to end: its memory over time (seconds, rows served, MB), MB at the peak by kind of process."""
+    """One process from start to end: its memory over time (seconds, rows served, MB), MB at the peak by kind."""
 
     code: int = 0
     wall_s: float = 0.0
@@ -54,13 +58,13 @@ class Life:
         return max((size for _, done, size in self.samples if done < last), default=0.0)
 
     @property
-    def slope(self) -> float:
-        """MB of main memory per 100,000 rows served, after the start; 0 where too little was seen."""
+    def slope(self) -> float | None:
+        """MB of main memory per 100,000 rows served, after the start; nothing where too little was seen."""
         served = [(done, size) for _, done, size in self.samples if done > self.samples[0][1]]
         served = served[int(SETTLED * len(served)) :]
         rows = np.array([done for done, _ in served])
-        if len(served) < 10 or np.ptp(rows) == 0:
-            return 0.0
+        if len(served) < ENOUGH:
+            return None
         return float(np.polyfit(rows, [size for _, size in served], 1)[0]) * 100_000
 
 
@@ -127,7 +131,7 @@ def run(scratch: Path, prompts: int) -> list[tuple[str, str, str, dict[str, Any]
     lives = (half, rest)
     sealer = max(life.peaks.get("sealer", 0.0) for life in lives)
     serving = max(life.serving_mb for life in lives)
-    slope = max((life.slope for life in lives), key=abs)
+    slopes = ", ".join("too short to tell" if life.slope is None else f"{life.slope:+.1f}" for life in lives)
     wall = half.wall_s + rest.wall_s
     cost = (half.cpu_s + rest.cpu_s) / prompts * 1000
     raw: dict[str, Any] = {
@@ -146,7 +150,7 @@ def run(scratch: Path, prompts: int) -> list[tuple[str, str, str, dict[str, Any]
         f"{posts - prompts:,} asked once more after the kill"
     )
     memory = (
-        f"{serving:.0f}, {slope:+.1f} per 100,000 rows; with its report {rest.peaks['main']:.0f}; "
+        f"{serving:.0f}, growing per 100,000 rows by {slopes}; with its report {rest.peaks['main']:.0f}; "
         f"sealer {sealer:.0f}, export {export.peaks['main']:.0f}"
     )
     took = (

@@ -241,17 +241,16 @@ def _killed(client: Client, scratch: Path, sizes: Sizes, found: Figures) -> None
         found.notes += f"{wrong} in the wrong row; "
 
 
-def run(scratch: Path, sizes: Sizes, only: list[str] | None = None) -> dict[str, Any]:
+def run(scratch: Path, sizes: Sizes, only: list[str] | None = None) -> dict[str, dict[str, Any]]:
     """Measures all clients that are here, and keeps what was found beside their environments."""
     found = json.loads(RESULTS.read_bytes())["clients"] if RESULTS.exists() else {}
     for client in clients():
         if only is None or client.name in only:
             sys.stderr.write(f"peers: {client.name}\n")
             found[client.name] = asdict(measured(client, scratch, sizes))
-    kept = {"date": datetime.now(UTC).date().isoformat(), "clients": found}
-    if len(found) > 1:
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
-    return kept
+            kept = {"date": datetime.now(UTC).date().isoformat(), "clients": found}
+            RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    return found
 
 
 MEASURES = {
@@ -268,8 +267,8 @@ MEASURES = {
 def side_by_side(scratch: Path, sizes: Sizes) -> list[tuple[str, str, str, str, str, dict[str, Any]]]:
     """Rows of what, goal, tokenmill's, floor, the peers', raw values; recorded ones where no environment is here."""
     here = len(clients()) > 1
-    found = run(scratch, sizes) if here else {"clients": {}}
-    own = found["clients"].get(OWN, {})
+    found = run(scratch, sizes) if here else {}
+    own = found.get(OWN, {})
     rows: list[tuple[str, str, str, str, str, dict[str, Any]]] = []
     for key, what in MEASURES.items():
         value = own.get(key)
