@@ -59,7 +59,7 @@ SMOKE = Scale(
     end_rows=300,
     shown=2_000,
     simulated=1_000,
-    peer_rows=200,
+    peer_rows=0,
 )
 
 
