@@ -267,7 +267,7 @@ MEASURES = {
 
 
 def side_by_side(scratch: Path, sizes: Sizes) -> list[tuple[str, str, str, str, str, dict[str, Any]]]:
-    """Rows of what, goal, tokenmill's, floor, the peers', raw values. Without rows or environments the recorded ones."""
+    """Rows of what, goal, tokenmill's, floor, the peers', raw values. Where none is measured, the recorded ones."""
     here = sizes.rows > 0 and len(clients()) > 1
     found = run(scratch, sizes) if here else {}
     own = found.get(OWN, {})
