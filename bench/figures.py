@@ -233,6 +233,7 @@ def peers(scratch: Path, scale: Scale) -> list[Row]:
 
 
 FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
+    "peers": peers,  # first: what they took stands beside the others' rows
     "cost": client_cost,
     "slots": slots_busy,
     "memory": memory,
@@ -241,7 +242,6 @@ FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
     "stage": staging,
     "head": one_head,
     "page": page,
-    "peers": peers,
     "reference": reference,
 }
 

@@ -5,6 +5,7 @@ shown with their date.
 """
 
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -114,11 +115,16 @@ class Running:
         self._cpu: dict[int, float] = {}
         self.peak_mb = 0.0
         self._began = time.monotonic()
+        self._before = os.times()
+        self._waited_s = 0.0
 
     def look(self) -> bool:
         """Reads processor time and memory; whether it still runs."""
         total = 0.0
         alive = self.main.poll() is None
+        if not alive:
+            now, before = os.times(), self._before
+            self._waited_s = now.children_user + now.children_system - before.children_user - before.children_system
         for member in list(self._known.values()):
             try:
                 for child in member.children():
@@ -154,7 +160,8 @@ class Running:
 
     @property
     def cpu_s(self) -> float:
-        return sum(self._cpu.values())
+        """Exact of what was waited for; of daemons as last seen."""
+        return max(sum(self._cpu.values()), self._waited_s)
 
     def kill(self) -> None:
         """All of its processes, at once."""
