@@ -100,6 +100,7 @@ class Protocol(asyncio.Protocol):
         self._slow = slow
         self._buffer = b""
         self._open = True
+        self._closes = False  # as the client asked: some open a connection for every request
         self._timers: set[asyncio.TimerHandle] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -123,6 +124,7 @@ class Protocol(asyncio.Protocol):
                 return
             body = self._buffer[end + 4 : end + 4 + length]
             self._buffer = self._buffer[end + 4 + length :]
+            self._closes = b"connection: close" in head
             self._request(head.split(b" ", 2)[:2], body)
 
     def _request(self, words: list[bytes], body: bytes) -> None:
@@ -169,6 +171,8 @@ class Protocol(asyncio.Protocol):
             return
         self.stats.done += 1
         self._transport.write(b"".join((self.parts[0], mark, self.parts[1])))  # type: ignore[attr-defined]
+        if self._closes:
+            self._transport.close()
 
     def _write(self, body: bytes) -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)

@@ -7,8 +7,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bench import data, head
 from bench.measure import ROOT, fake_server, run_config, stats, write_config
@@ -40,6 +41,8 @@ class Scale:
     lag_rows: int = 16_384
     lag_in_flight: int = 256
     segment: int = 128_000_000
+    simulated: int = 902_087
+    peer_rows: int = 1_500
 
 
 SMOKE = Scale(
@@ -61,6 +64,8 @@ SMOKE = Scale(
     lag_rows=300,
     lag_in_flight=16,
     segment=4_000_000,
+    simulated=1_000,
+    peer_rows=0,
 )
 
 
@@ -70,6 +75,8 @@ class Row:
     goal: str
     here: str
     floor: str = ""
+    peers: str = ""
+    raw: dict[str, Any] = field(default_factory=dict)
 
 
 def client_cost(scratch: Path, scale: Scale) -> list[Row]:
@@ -204,7 +211,23 @@ def loop_lag(scratch: Path, scale: Scale) -> list[Row]:
     ]
 
 
+def reference(scratch: Path, scale: Scale) -> list[Row]:
+    """The whole reference run, simulated."""
+    from bench.reference import run
+
+    return [Row(what, goal, here, raw=raw) for what, goal, here, raw in run(scratch, scale.simulated)]
+
+
+def peers(scratch: Path, scale: Scale) -> list[Row]:
+    """Other clients and tokenmill in one harness."""
+    from bench.peers.run import Sizes, side_by_side
+
+    sizes = Sizes(scale.peer_rows // 5, scale.peer_rows, scale.peer_rows)
+    return [Row(*words) for words in side_by_side(scratch, sizes)]
+
+
 FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
+    "peers": peers,  # first: what they took stands beside the others' rows
     "cost": client_cost,
     "lag": loop_lag,
     "slots": slots_busy,
@@ -214,6 +237,7 @@ FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
     "stage": staging,
     "head": one_head,
     "page": page,
+    "reference": reference,
 }
 
 

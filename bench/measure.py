@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +18,24 @@ import tomli_w
 
 ROOT = Path(__file__).parent.parent
 POLL_S = 0.05
-PORTS = "31000-31006"
+FIRST_PORT, SERVERS = 31_000, 7
+
+
+def _free_ports() -> str:
+    """As many neighbours as the reference run has servers, that nobody has: another bench may run."""
+    for first in range(FIRST_PORT, 32_700, 10):
+        try:
+            for port in range(first, first + SERVERS):
+                with socket.socket() as one:
+                    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    one.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return f"{first}-{first + SERVERS - 1}"
+    raise SystemExit("no seven free ports from 31000 to 32700")
+
+
+PORTS = _free_ports()
 
 
 @dataclass(frozen=True)
@@ -36,13 +54,18 @@ class Cost:
     code: int | None
 
 
+TAKEN: list[Cost] = []
+"""All that this process has measured, in its order, for --json."""
+
+
 @contextmanager
-def fake_server(*flags: str, ports: str = PORTS) -> Iterator[str]:
+def fake_server(*flags: str, ports: str = PORTS, module: str = "bench.fakeserver") -> Iterator[str]:
     """The fake server for the scope; yields the address of its first port."""
-    command = [sys.executable, "-m", "bench.fakeserver", "--ports", ports, *flags]
+    command = [sys.executable, "-m", module, "--ports", ports, *flags]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    process.stdout.readline()
+    if not process.stdout.readline():
+        raise SystemExit(f"the fake server ended with exit code {process.wait()}: is one of the ports {ports} taken?")
     try:
         yield f"http://127.0.0.1:{ports.partition('-')[0]}"
     finally:
@@ -110,7 +133,8 @@ def measure(command: Sequence[str], address: str, stop_after: int = 0, timeout_s
     after = os.times()
     waited = after.children_user + after.children_system - before.children_user - before.children_system
     cpu = seen_cpu if process.returncode == -9 else waited
-    return Cost(cpu, main_s, wall, peak, main_mb, stats(address), process.returncode)
+    TAKEN.append(Cost(cpu, main_s, wall, peak, main_mb, stats(address), process.returncode))
+    return TAKEN[-1]
 
 
 def _reading(process: psutil.Process) -> tuple[float, float, float, float]:

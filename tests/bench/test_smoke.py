@@ -24,6 +24,8 @@ def test_every_figure_is_measured_in_small() -> None:
         "one head",
         "end of a set",
         "the page of",
+        "side by side",
+        "every count: all right",
     ):
         assert what in done.stdout
     assert "rows after kill and resume: doubled 0, lost 0, wrong row 0" in done.stdout

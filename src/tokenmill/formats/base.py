@@ -130,7 +130,7 @@ def first_ids(raw: msgspec.Raw, count: int) -> msgspec.Raw:
 
 def tokens(record: Record) -> Tokens:
     """Prompt and output as the engine gave them, with the boundary between them as the mask: zeros, then ones."""
-    parts = [bytes(raw)[1:-1] for raw in (record.prompt_ids, record.output_ids)]
+    parts = [bytes(raw)[1:-1] for raw in (record.prompt_ids, record.output_ids) if raw != NULL]
     mask = b"0," * count_ids(record.prompt_ids) + b"1," * count_ids(record.output_ids)
     return Tokens(
         msgspec.Raw(b"[" + b",".join(part for part in parts if part) + b"]"), msgspec.Raw(b"[" + mask[:-1] + b"]")

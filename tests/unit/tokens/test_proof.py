@@ -61,6 +61,10 @@ def test_what_is_odd_is_told() -> None:
     assert "1 of 4 that ended by themselves have no end token" in told
 
 
+def test_a_server_that_tells_its_answers_ids_alone_is_used() -> None:
+    assert proven(asked(prompt_ids=NULL)) == Proof()
+
+
 def test_a_server_without_ids_is_told_of() -> None:
     assert proven(asked(output_ids=NULL, prompt_ids=NULL)) == Proof(warnings=(NO_IDS,))
 
