@@ -80,7 +80,7 @@ class Collector:
         self._patience_s = patience_s
         self._deadline = 0.0
         self._dispatch = Dispatch()
-        self._earlier = Earlier(accounts.ledger, accounts.retry, self._dispatch, folder.data)
+        self._earlier = Earlier(accounts, self._dispatch, folder.data)
         self._left = accounts.ledger.left
         self._unwritten: set[Id] = set()
         self._feeding = asyncio.Lock()
@@ -88,7 +88,7 @@ class Collector:
         self._storing = asyncio.Lock()
         """One batch at a time is written: what a failed write left behind goes with the next."""
         self._replaced: dict[tuple[str, int, int], list[Again]] = {}
-        self._settings_kept = False
+        self._settings_kept: list[Rendering] | None = None
         self._renderings: list[Rendering] = []
         self._broken_off = 0
         self._unusable: Counter[str] = Counter()
@@ -168,13 +168,13 @@ class Collector:
             words = f"brings {len(strays)} records from before, and has {len(held)} prompts in hand"
             self._log.add(Event(now(), "node", f"{words}: {brought} are asked for", node=node.name))
         await self._keep_earlier(counting)
-        if len(self._earlier) and not self.draining:
+        if len(self._earlier):
             await self._in_spite_of_the_prompts(self._read_on())
 
     async def _keep_earlier(self, records: list[Record]) -> None:
         if records:
             self._unwritten.update(map(id_of, records))
-            await self._keep(records, old=True)
+            await self._keep(records)
 
     async def _in_spite_of_the_prompts(self, reading: Awaitable[None]) -> None:
         """Prompts that cannot be read any more end the run; what is in flight still comes in."""
@@ -202,12 +202,12 @@ class Collector:
     async def _hand_out(self, node: Node, count: int) -> None:
         async with self._feeding:
             usable, unusable, made = await self._next(count)
-        if usable:
-            self._dispatch.offered(node, usable)
-            await node.offer(usable)
+        self._dispatch.offered(node, usable)
         await self._keep_earlier(made)
         if unusable:
             await self._keep(unusable)
+        if usable:
+            await node.offer(usable)  # last: the node may be lost, and the feed gives the others out but once
         self._size_the_last_cohort()
 
     def _size_the_last_cohort(self) -> None:
@@ -234,9 +234,8 @@ class Collector:
         """Whether this start has made all that it was to make."""
         return self._accounts.ledger.left <= self.in_vain
 
-    async def _keep(self, records: list[Record], *, old: bool = False) -> None:
-        """Stores what ended; turns that can never be asked for after it end with it. `old` ones
-        are of an earlier life, whose settings stand already."""
+    async def _keep(self, records: list[Record]) -> None:
+        """Stores what ended; turns that can never be asked for after it end with it."""
         if self._accounts.retry is not None:
             records = [record for record in records if not self._is_in_vain(record)]
         feed, rules = self._accounts.feed, self._accounts.rules
@@ -246,7 +245,7 @@ class Collector:
             ended += [record, *(feed.broken_off(record, why) if why else ())]
         try:
             async with self._storing:
-                await self._append(ended, old=old)
+                await self._append(ended)
         except (GuardError, VanishedError) as error:
             self.failure = error
             await self._end(0.0)
@@ -266,15 +265,14 @@ class Collector:
             self._log.say("retry", words, "warn")
         return True
 
-    async def _append(self, records: list[Record], *, old: bool = False) -> None:
+    async def _append(self, records: list[Record]) -> None:
         """Writes these records and what a failed write left behind; a StoreError leaves all of them in `unsaved`."""
         store = self._store
         waiting, store.unsaved = [*store.unsaved, *records], []
         if not waiting:
             return
         try:
-            if not old:
-                self._keep_settings()
+            self._keep_settings()
         except OSError as error:
             store.unsaved = waiting
             raise StoreError(f"{self._folder.data}: {error.strerror}", fix=f"df -h {self._folder.data}") from error
@@ -299,12 +297,13 @@ class Collector:
         self._log.say("render", rendering.told)
 
     def _keep_settings(self) -> None:
-        """The settings' row stands before the first record made with it; by then its rendering is known."""
-        if self._settings_kept:
-            return
-        row = self._accounts.row
-        settings.keep(self._folder.data, settings.complete(row, self._renderings[0]) if self._renderings else row)
-        self._settings_kept = True
+        """The settings' row stands before the first record made with it. By then its rendering is known, unless the
+        record is of an earlier life, and no server has rendered in this one."""
+        first = self._renderings[:1]
+        if first != self._settings_kept:
+            row = self._accounts.row
+            settings.keep(self._folder.data, settings.complete(row, first[0]) if first else row)
+            self._settings_kept = first
 
     def _count(self, record: Record) -> None:
         accounts = self._accounts

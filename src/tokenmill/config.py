@@ -284,6 +284,11 @@ class Config(Section):
         return Path(self.output.copy_to) / self.name
 
     @property
+    def gpus(self) -> str | list[int | str]:
+        """What fleet.gpus asks for; "none" where the servers run already."""
+        return "none" if self.engine.addresses else self.fleet.gpus
+
+    @property
     def served_name(self) -> str:
         return self.model.name or Path(self.model.path).name or "fake"
 

@@ -133,8 +133,7 @@ def shown(findings: list[Finding]) -> Iterator[str]:
     """The findings as text: by level, then by check, each with its fix."""
     for level in ORDER:
         for finding in (finding for finding in findings if finding.level == level):
-            subject = f"{finding.subject}: " if finding.subject and finding.subject not in finding.message else ""
-            yield f"{finding.level:8}{finding.check:9}{subject}{finding.message}"
+            yield f"{finding.level:8}{finding.check:9}{finding.text}"
             if finding.fix and level != "ok":
                 yield f"{'':17}fix: {finding.fix}"
 
@@ -148,7 +147,7 @@ def refuse(findings: list[Finding]) -> None:
     """Raises PreflightError with every `fail`, each with its fix."""
     failures = [finding for finding in findings if finding.level == "fail"]
     if failures:
-        words = [f"{f.check}: {f.message}" + (f"\n      fix: {f.fix}" if f.fix else "") for f in failures]
+        words = [f"{f.check}: {f.text}" + (f"\n      fix: {f.fix}" if f.fix else "") for f in failures]
         raise PreflightError("the run cannot start:\n  " + "\n  ".join(words))
 
 
@@ -165,5 +164,5 @@ async def preflight(
     findings = await asyncio.to_thread(examine, context, skip, checks=checks_of(config), tell=tell)
     for finding in findings:
         if finding.level in ("warn", "unknown"):
-            log.say("doctor", f"{finding.check}: {finding.message}", "warn", finding.fix)
+            log.say("doctor", f"{finding.check}: {finding.text}", "warn", finding.fix)
     refuse(findings)

@@ -16,16 +16,16 @@ from tokenmill.cluster.base import Node
 from tokenmill.core.dispatch import Dispatch, Id, id_of
 from tokenmill.core.records import Prompt, Record
 from tokenmill.feed import Item
-from tokenmill.ledger import Ledger
-from tokenmill.retry import Retry
+from tokenmill.resume import Accounts
 
 
 class Earlier:
     """Its length is how much of it the feed has not come to. `dispatch` is told of what a node has in hand."""
 
-    def __init__(self, ledger: Ledger, retry: Retry | None, dispatch: Dispatch, data: Path) -> None:
-        self._ledger = ledger
-        self._retry = retry
+    def __init__(self, accounts: Accounts, dispatch: Dispatch, data: Path) -> None:
+        self._ledger = accounts.ledger
+        self._retry = accounts.retry
+        self._own = accounts.row.id
         self._dispatch = dispatch
         self._data = data
         self._records: dict[Id, Record] = {}
@@ -40,27 +40,27 @@ class Earlier:
     def bring(self, node: Node, records: Iterable[Record], held: Iterable[Prompt]) -> list[Record]:
         """A node has these. Returns the records that count at once, since their prompts are out: with another node, or
         waiting for one, as after a node that was believed lost."""
-        known = {row.id for row in settings.read(self._data)}
+        known = {self._own, *(row.id for row in settings.read(self._data))}
         if self._retry is not None:
             known &= self._retry.made
         out = self._dispatch.out()
-        counting = []
+        counting: dict[Id, Record] = {}
         for record in records:
             own = id_of(record)
             self._held.pop(own, None)
-            if record.settings not in known:
+            if record.settings not in known or own in counting:
                 continue
             if (prompt := out.get(own)) is not None:
                 if prompt.messages == record.messages:
                     del out[own]
                     self._dispatch.settled(own)
-                    counting.append(replace(record, row=prompt.row, cohort=prompt.cohort))
+                    counting[own] = replace(record, row=prompt.row, cohort=prompt.cohort)
             elif self._is_asked_for(record):
                 self._records[own] = record  # the last one made, where there are two
         for prompt in held:
             if id_of(prompt) not in out and self._is_asked_for(prompt):
                 self._held[id_of(prompt)] = node, prompt
-        return counting
+        return list(counting.values())
 
     def _is_asked_for(self, what: Prompt | Record) -> bool:
         """By the accounts; rows may have moved since. Whether the history is the same the feed must show."""

@@ -41,9 +41,9 @@ class Census:
     async def note_head(self, config: Config, engine_version: str) -> None:
         """Writes down what this start runs on; its nodes' cards are theirs to tell."""
         cards: list[Gpu] = []
-        if config.fleet.cluster == "local" and config.fleet.gpus != "none" and not config.engine.addresses:
+        if config.fleet.cluster == "local" and config.gpus != "none":
             try:
-                cards = gpus.choose(await nvml.answer(), config.fleet.gpus)
+                cards = gpus.choose(await nvml.answer(), config.gpus)
             except PreflightError:
                 pass  # the node says it, and decides
         self._keep(look(config.engine.kind, engine_version, cards))

@@ -143,4 +143,7 @@ def boundary(what: str) -> Iterator[None]:
     except TokenmillError:
         raise
     except Exception as error:
-        raise PluginError(f"{what}: {type(error).__name__}: {error}") from error
+        cause: BaseException = error
+        while isinstance(cause, BaseExceptionGroup):  # of tasks: the first that failed says what it was
+            cause = cause.exceptions[0]
+        raise PluginError(f"{what}: {type(cause).__name__}: {cause}") from error

@@ -104,8 +104,7 @@ class LocalNode:
         version = await asyncio.to_thread(launch.engine_version, config, engine)
         self._renderer = await asyncio.to_thread(renderer_for, engine, model, config.generation.thinking)
         files = await asyncio.to_thread(modelfiles.fingerprint, model) if model is not None else ""
-        uses_gpus = config.fleet.gpus != "none" and not config.engine.addresses
-        cards = gpus.choose(await nvml.answer(), config.fleet.gpus) if uses_gpus else None
+        cards = gpus.choose(await nvml.answer(), config.gpus) if config.gpus != "none" else None
         self._environment = environment.look(config.engine.kind, version, cards or (), self.name)
         drawn = sampling(config, model)
         generation = config.generation

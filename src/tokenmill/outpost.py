@@ -10,14 +10,14 @@ Everything of a node lies in `nodes/NAME` of the run folder, at the same path on
 
 import asyncio
 import time
+import traceback
 from collections import deque
-from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from tokenmill import __version__, errors, store
+from tokenmill import __version__, errors
 from tokenmill.checks.base import Context
 from tokenmill.cluster.base import Results
 from tokenmill.config import Config
@@ -26,13 +26,14 @@ from tokenmill.core.dispatch import Id, id_of
 from tokenmill.core.records import Prompt, Record
 from tokenmill.core.status import NodeStatus
 from tokenmill.doctor import NODE_CHECKS, examine, refuse
-from tokenmill.errors import PreflightError, TokenmillError, UsageError
+from tokenmill.errors import PluginError, PreflightError, TokenmillError, UsageError, boundary
 from tokenmill.events import Event, now
 from tokenmill.folder import RunFolder
 from tokenmill.leftovers import survivors, sweep
 from tokenmill.machine import nvml
 from tokenmill.machine.gpus import lent
 from tokenmill.node import RESULTS_WAIT_S, LocalNode
+from tokenmill.spool import Spool
 
 SILENT_S = 5.0
 """A head asks at least once a second; a full disk or a stopped process may keep it for a moment."""
@@ -44,6 +45,8 @@ LINGER_S = 0.03
 """Records of so long travel together: a parcel costs its head 1 ms, and an answer may wait 50 ms for its write."""
 
 LOOK_S = 0.5
+"""Between two looks at whether a head asks."""
+
 MOST_EVENTS = 1000
 """Told to the next head; a node without one does little."""
 
@@ -74,8 +77,12 @@ class Trouble(msgspec.Struct, frozen=True):
         return made
 
 
+def _trouble(error: TokenmillError) -> Trouble:
+    return Trouble(type(error).__name__, str(error), error.fix)
+
+
 def _refusal(error: TokenmillError) -> bytes:
-    return msgspec.json.encode(Trouble(type(error).__name__, str(error), error.fix))
+    return msgspec.json.encode(_trouble(error))
 
 
 class Parcel(msgspec.Struct, frozen=True):
@@ -86,37 +93,14 @@ class Parcel(msgspec.Struct, frozen=True):
     trouble: Trouble | None = None
 
 
-class Spool:
-    """Records that nobody has taken, in one file of journal lines."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rows = len(self.read())
-
-    def append(self, records: list[Record]) -> None:
-        """Raises OSError; what was written of them is then cut off again by its checksum."""
-        with self.path.open("ab") as out:
-            out.write(b"".join(map(store.line_of, records)))
-        self.rows += len(records)
-
-    def read(self) -> tuple[Record, ...]:
-        if not self.path.exists():
-            return ()
-        with self.path.open("rb") as lines:
-            return tuple(msgspec.json.decode(store.plain(line), type=Record) for line in lines if store.is_whole(line))
-
-    def clear(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self.rows = 0
-
-
 def folder_of(config: Config, node: str) -> RunFolder:
     return RunFolder(config.folder / "nodes" / node)
 
 
 class Outpost:
     """`begin` comes first, from each head anew. All messages are JSON. `deserted` is set once no head has come back in
-    time and the servers have ended: nobody needs this process any more."""
+    time and the servers have ended, be it that a head ended them and did not live to hear of it: nobody needs this
+    process any more."""
 
     def __init__(self, silent_s: float = SILENT_S, quiet_s: float = QUIET_S) -> None:
         self.deserted = asyncio.Event()
@@ -210,7 +194,7 @@ class Outpost:
             if self._introduce:
                 self._put_aside([])  # made for the head before: this one did not ask for them
             handed = self._spool.read() if self._spool is not None and self._spool.rows else ()
-            self._sent_spooled = len(handed)
+            self._sent_spooled = self._spool.rows if self._spool is not None else 0
             held = tuple(self._held.values()) if self._introduce else ()
             self._introduce = False
             self._number += 1
@@ -252,41 +236,56 @@ class Outpost:
     # -- its life ----------------------------------------------------------------------------------------------------
     async def _live(self, order: Order) -> None:
         try:
-            config = Config.model_validate_json(order.config)
-            folder = folder_of(config, order.node)
-            if isinstance(config.fleet.gpus, list):
-                lent(await nvml.answer(), config.fleet.gpus)
-            with folder.own("node"):
-                self._spool = Spool(folder.path / "spool.jsonl")
-                sweep(folder)
-                living = survivors(folder)
-                context = Context(config, folder, living, thorough=False)
-                skip = tuple(name for name in order.skip if name in NODE_CHECKS)
-                findings = await asyncio.to_thread(examine, context, skip, checks=NODE_CHECKS)
-                told = [finding for finding in findings if finding.level in ("warn", "unknown")]
-                self._doctor = tuple(status.Finding(x.check, "", x.message, x.fix) for x in told)
-                for finding in self._doctor:
-                    words = f"{finding.kind}: {finding.text}"
-                    self._events.append(Event(now(), "doctor", words, "", "warn", finding.fix, node=order.node))
-                refuse(findings)
-                self._node = LocalNode(config, folder, order.settings, living, order.node)
-                await self._node.run()
+            with boundary("node"):
+                await self._serve(order)
         except TokenmillError as error:
-            self._trouble = Trouble(type(error).__name__, str(error), error.fix)
+            self._trouble = _trouble(error)
+            if isinstance(error, PluginError):
+                traceback.print_exception(error)  # a bug: its place stands in this process' own log and nowhere else
         except asyncio.CancelledError:
             pass  # stopped before there was a node
+
+    async def _serve(self, order: Order) -> None:
+        config = Config.model_validate_json(order.config)
+        folder = folder_of(config, order.node)
+        if isinstance(config.gpus, list):
+            lent(await nvml.answer(), config.gpus)
+        with folder.own("node"):
+            self._spool = Spool(folder.path / "spool.jsonl")
+            sweep(folder)
+            living = survivors(folder)
+            context = Context(config, folder, living, thorough=False)
+            skip = tuple(name for name in order.skip if name in NODE_CHECKS)
+            findings = await asyncio.to_thread(examine, context, skip, checks=NODE_CHECKS)
+            told = [finding for finding in findings if finding.level in ("warn", "unknown")]
+            self._doctor = tuple(status.Finding(x.check, "", x.text, x.fix) for x in told)
+            for finding in self._doctor:
+                words = f"{finding.kind}: {finding.text}"
+                self._events.append(Event(now(), "doctor", words, "", "warn", finding.fix, node=order.node))
+            refuse(findings)
+            self._node = LocalNode(config, folder, order.settings, living, order.node)
+            await self._node.run()
 
     async def _end_life(self) -> None:
         """The servers go on: the next life adopts those that fit and ends the others."""
         if self._guard is not None:
             self._guard.cancel()
-        if self._life is not None and not self._life.done():
+        if self._living and self._order is not None:
             await self.stop(0.0, keep=True)
+            await self._drained()
+            folder = folder_of(Config.model_validate_json(self._order.config), self._order.node)
+            try:
+                folder.write_servers(folder.state().servers, keep=False)  # or nobody would end them if that life fails
+            except OSError:
+                pass  # a full disk: the next life says so
+        else:
             await self._drained()
 
     async def _drained(self) -> None:
-        """The node has been stopped: keeps what it still gives until it has ended."""
-        while self._living:
+        """Keeps what a node that was stopped, or has ended by itself, still gives."""
+        ended = False
+        while not ended:
+            ended = not self._living
             async with self._taking:
                 await self._keep()
 
@@ -298,19 +297,17 @@ class Outpost:
 
     async def _watch(self, patience_s: float) -> None:
         """Keeps what comes while no head asks for it, and ends the servers when none has come for `patience_s`."""
-        while self._living:
+        while self._silence() < patience_s:
             await asyncio.sleep(min(LOOK_S, self._silent_s))
-            if self._silence() < self._silent_s:
-                continue
             async with self._taking:
                 if self._silence() >= self._silent_s:
                     await self._keep()
-            if self._silence() >= patience_s:
-                words = f"no head for {patience_s:.0f} s: it ends its servers"
-                self._events.append(Event(now(), "node", words, level="warn", node=self._name))
-                await self.stop(0.0, keep=False)
-                await self._drained()
-                self.deserted.set()
+        if self._living:
+            words = f"no head for {patience_s:.0f} s: it ends its servers"
+            self._events.append(Event(now(), "node", words, level="warn", node=self._name))
+            await self.stop(0.0, keep=False)
+        await self._drained()
+        self.deserted.set()
 
     def _silence(self) -> float:
         return time.monotonic() - self._heard

@@ -84,8 +84,7 @@ class _Machine:
 def _machine(config: Config, cards: Sequence[Gpu] | None, notes: list[str]) -> _Machine:
     """Raises PreflightError where the cards are not as the config asks."""
     engine: Engine = plugins.load("engines", config.engine.kind)()
-    uses_gpus = config.fleet.gpus != "none" and not config.engine.addresses
-    chosen = gpus.choose(nvml.read() if cards is None else cards, config.fleet.gpus) if uses_gpus else None
+    chosen = gpus.choose(nvml.read() if cards is None else cards, config.gpus) if config.gpus != "none" else None
     places = launch.places(config, chosen)
     known = foretelling.given(config, chosen, _version(config, engine, notes))
     found = foretelling.forecast(engine, known)

@@ -15,7 +15,7 @@ import tomli_w
 
 from tokenmill import dataset, report, retry, settings
 from tokenmill.backup import keeper
-from tokenmill.cluster.base import Cluster
+from tokenmill.cluster.base import Cluster, needs_ray
 from tokenmill.cluster.local import Alone
 from tokenmill.collect import STORE_PATIENCE_S, Collector
 from tokenmill.config import Config, shown
@@ -23,7 +23,7 @@ from tokenmill.configfile import load
 from tokenmill.core.status import ENDED
 from tokenmill.doctor import preflight
 from tokenmill.environment import Census
-from tokenmill.errors import ConfigError, GateError, PreflightError, TokenmillError, UsageError, boundary
+from tokenmill.errors import ConfigError, GateError, TokenmillError, UsageError, boundary
 from tokenmill.events import EventLog, from_thread
 from tokenmill.explain import UNKNOWN, explain
 from tokenmill.folder import RunFolder, ServerEntry
@@ -266,10 +266,8 @@ def _cluster(desk: Desk, settings: str, living: list[ServerEntry]) -> Cluster:
     if desk.config.fleet.cluster == "local":
         node = LocalNode(desk.config, desk.folder, settings, living)
         return Alone(node, node.run)
-    try:
+    with needs_ray():
         from tokenmill.cluster.ray import RayCluster
-    except ModuleNotFoundError as error:
-        raise PreflightError(f'fleet.cluster = "ray": {error}', fix="pip install 'tokenmill[ray]'") from error
     return RayCluster(desk.config, settings, desk.log, desk.skip)
 
 

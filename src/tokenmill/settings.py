@@ -192,9 +192,13 @@ def complete(row: Settings, known: Rendering) -> Settings:
 
 
 def keep(data: Path, row: Settings) -> None:
-    """Appends a row, unless it stands there."""
-    if all(old.id != row.id for old in read(data)):
-        write(data, [*read(data), row])
+    """Appends a row, unless it stands there; one without its first prompt gets it."""
+    rows = read(data)
+    stands = next((old for old in rows if old.id == row.id), None)
+    if stands is None:
+        write(data, [*rows, row])
+    elif row.first_prompt and not stands.first_prompt:
+        write(data, [row if old is stands else old for old in rows])
 
 
 def end_retry(data: Path, number: int) -> None:

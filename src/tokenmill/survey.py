@@ -9,20 +9,23 @@ from msgspec.structs import replace
 
 from tokenmill import plan
 from tokenmill.checks.base import Context, Finding
+from tokenmill.cluster.base import needs_ray
 from tokenmill.config import Config
 from tokenmill.core.roll import named
 from tokenmill.doctor import NODE_CHECKS, examine
-from tokenmill.errors import PreflightError, TokenmillError
+from tokenmill.errors import TokenmillError
 from tokenmill.folder import RunFolder
 from tokenmill.leftovers import survivors
-from tokenmill.planning.answer import NodePlan, Plan
+from tokenmill.planning.answer import Plan
 from tokenmill.steps import Tell
 
 
 def planned(config: Config, tokens_per_s: float | None = None) -> Plan:
     """As plan.build."""
     try:
-        nodes = _plans(config)
+        with needs_ray():
+            from tokenmill.cluster.visit import plans
+        nodes = sorted(plans(config), key=lambda found: found.node)
     except TokenmillError as error:
         alone = plan.build(config, tokens_per_s=tokens_per_s)
         words = f"one, this machine ({error}); each machine of the cluster adds as much again"
@@ -34,7 +37,9 @@ def examined(config: Config, skip: Sequence[str], tell: Tell) -> list[Finding]:
     """What doctors find on the machines: each finding once, with the nodes that it holds for as its subject."""
     wanted = tuple(name for name in skip if name in NODE_CHECKS)
     try:
-        told = _findings(config, wanted)
+        with needs_ray():
+            from tokenmill.cluster.visit import findings
+        told = findings(config, wanted)
     except TokenmillError as error:
         words = f"the machines of the cluster are not examined, but for this one: {error}"
         folder = RunFolder(config.folder)
@@ -47,20 +52,5 @@ def examined(config: Config, skip: Sequence[str], tell: Tell) -> list[Finding]:
             key = (each.check, each.level, each.subject, each.message)
             held.setdefault(key, []).append(node)
             first.setdefault(key, each)
-    return [replace(first[key], subject=f"{named(nodes, len(told))}") for key, nodes in held.items()]
-
-
-def _plans(config: Config) -> list[NodePlan]:
-    try:
-        from tokenmill.cluster.visit import plans
-    except ModuleNotFoundError as error:
-        raise PreflightError(f"{error.name} is not installed here", fix="pip install 'tokenmill[ray]'") from error
-    return sorted(plans(config), key=lambda found: found.node)
-
-
-def _findings(config: Config, skip: tuple[str, ...]) -> dict[str, list[Finding]]:
-    try:
-        from tokenmill.cluster.visit import findings
-    except ModuleNotFoundError as error:
-        raise PreflightError(f"{error.name} is not installed here", fix="pip install 'tokenmill[ray]'") from error
-    return findings(config, skip)
+    every = [(named(nodes, len(told)), first[key]) for key, nodes in held.items()]
+    return [replace(found, subject=whose, message=found.text) for whose, found in every]

@@ -82,12 +82,14 @@ def nvmlDeviceGetComputeRunningProcesses(card: int) -> list[SimpleNamespace]:
 
 
 def holders(card: int) -> list[int]:
-    """Processes that were given this card and no other."""
-    mark = b"\0CUDA_VISIBLE_DEVICES=%d\0" % card
+    """Processes that were given this card and no other; those of TEST_MACHINE alone, where several play on one."""
+    given = {"CUDA_VISIBLE_DEVICES": str(card), "TEST_MACHINE": os.environ.get("TEST_MACHINE", "")}
+    marks = [f"\0{name}={value}\0".encode() for name, value in given.items() if value]
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if mark in b"\0" + (process / "environ").read_bytes():
+            variables = b"\0" + (process / "environ").read_bytes()
+            if all(mark in variables for mark in marks):
                 found.append(int(process.name))
         except OSError:
             continue  # it has ended, or is somebody else's

@@ -150,10 +150,26 @@ def test_a_node_without_a_head_ends_its_servers_in_time_and_keeps_its_records_fo
             await outpost.deserted.wait()
         assert [pid for entry in servers for pid in bynumber.members(-1, entry.nonce)] == []
         assert spooled(case) == COUNT
-        again = Outpost()
+        again = Outpost(SILENT_S)
         late = await ready(again, case)
         assert len(late.handed) == COUNT
-        await end(again, late)
+        await again.stop(0.0, False)  # and this head does not live to hear that it has ended
+        async with asyncio.timeout(WAIT_S):
+            await again.deserted.wait()
+
+    run(case, story())
+
+
+def test_what_ends_a_node_by_a_bug_is_told_to_its_head(tmp_path: Path) -> None:
+    case = make_case(tmp_path)
+
+    async def story() -> None:
+        (folder_of(configfile.load(case.config), "n0").path / "spool.jsonl").mkdir(parents=True)
+        outpost = Outpost()
+        await outpost.begin(order_of(case))
+        last = await Head(outpost).until(lambda parcel: parcel.results.ended)
+        assert last.trouble is not None
+        assert (last.trouble.kind, last.trouble.text[:24]) == ("PluginError", "node: IsADirectoryError:")
 
     run(case, story())
 

@@ -1,5 +1,5 @@
 """Which cards each node's servers see: those that Ray has given it, and never another job's. Ray's GPUs are numbers
-that it hands out, so that machines without cards will do; NVML's part is played by tests/ray/nvml. A long form."""
+that it hands out, so that machines without cards will do; NVML's part is played by tests/cards. A long form."""
 
 import os
 import subprocess
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cards import pynvml
 from tests.conftest import free_port
 from tests.harness import Case, assert_whole, wait_until
 from tests.ray.raylets import Raylets, clean_up, node_folder, raylets
@@ -21,7 +22,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 ROWS = 80
 MACHINES = ("none", "two", "one", "told-not-to")
-PATH = os.pathsep.join(filter(None, (str(Path(__file__).parent / "nvml"), os.environ.get("PYTHONPATH"))))
+PATH = os.pathsep.join(filter(None, (str(Path(pynvml.__file__).parent), os.environ.get("PYTHONPATH"))))
 
 HOLDER = """
 import sys, time, ray
@@ -43,11 +44,15 @@ time.sleep(600)
 def cluster() -> Iterator[Raylets]:
     """A machine without GPUs; one with two; one whose only GPU is its fourth card, by UUID; and one with two, in whose
     shell Ray is told not to tell jobs their GPUs."""
-    shell = {"PYTHONPATH": PATH}
+    shell = {"PYTHONPATH": PATH, "TEST_CARDS": "4"}
+    gpus = {"two": 2, "one": 1, "told-not-to": 2}
+    more = {
+        "one": {"CUDA_VISIBLE_DEVICES": "GPU-00000003"},
+        "told-not-to": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"},
+    }
     with raylets("none") as made:
-        made.add("two", gpus=2, env=shell)
-        made.add("one", gpus=1, env={**shell, "CUDA_VISIBLE_DEVICES": "GPU-00000003"})
-        made.add("told-not-to", gpus=2, env={**shell, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"})
+        for name, count in gpus.items():
+            made.add(name, gpus=count, env={**shell, "TEST_MACHINE": name, **more.get(name, {})})
         yield made
 
 

@@ -12,6 +12,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from tests.chaos.test_turns import assert_conversations, write_conversations
+from tests.unit.make import jsonl
 from tokenmill import dataset, prompts, resume, retry, settings
 from tokenmill.cluster.base import Node, Results
 from tokenmill.collect import Collector
@@ -20,6 +21,7 @@ from tokenmill.core.gate import Gate, Limits
 from tokenmill.core.judge import Rules
 from tokenmill.core.records import Parts, Prompt, Record
 from tokenmill.core.status import NodeStatus
+from tokenmill.errors import NodeLostError
 from tokenmill.events import EventLog
 from tokenmill.feed import Feed
 from tokenmill.folder import RunFolder
@@ -173,6 +175,7 @@ def test_what_nodes_made_without_their_run_counts_once_and_is_not_made_again(tmp
     asked = write_conversations(path, rng, ROWS)
     nodes = [Survivor(name, rng) for name in ("a", "b", "c")]
     begun = 0
+    assert not asyncio.run(life(folder, path, nodes, (), 3)), "the first is killed before anything is stored"
     for words in ((), ("repetition",), ("repetition",)):
         while not asyncio.run(life(folder, path, nodes, words, rng.randrange(5, 40))):
             begun += 1
@@ -194,6 +197,47 @@ def test_what_nodes_made_without_their_run_counts_once_and_is_not_made_again(tmp
         else:
             assert_conversations(records, asked, Rules(), samples=2)
     assert begun > 5, "the test killed too few"
+
+
+def test_what_a_node_brings_while_the_run_ends_is_stored(tmp_path: Path) -> None:
+    folder, path = RunFolder(tmp_path / "run"), tmp_path / "prompts.jsonl"
+    folder.create()
+    jsonl(path, [{"id": f"k{n}", "prompt": f"{n}?"} for n in range(ROWS)])
+    node = Survivor("a", random.Random(1))
+    assert not asyncio.run(life(folder, path, [node], (), 2))
+    node.spool = [answer(prompt, f"of {prompt.key}", RUN.id, bad=False) for prompt in node.hand]
+    node.hand.clear()
+    node.stopped = True
+
+    async def ending() -> None:
+        accounts = accounts_of(folder, path, ())
+        store = Store(folder.data, 1 << 30, lambda text, level: None)
+        collector = Collector(accounts, store, folder, EventLog(folder.events))
+        collector.draining = True
+        await collector.run(Together([node]))
+        await store.close(seal=False)
+        accounts.feed.close()
+
+    brought = {record.text for record in node.spool}
+    asyncio.run(ending())
+    assert brought
+    assert {record.text for record in rows(folder)} == brought
+
+
+class Lost(Survivor):
+    """It dies as soon as it is asked for something."""
+
+    async def offer(self, prompts: list[Prompt]) -> None:
+        raise NodeLostError("it is lost")
+
+
+def test_rows_that_cannot_be_used_are_stored_though_the_node_is_lost_that_they_were_read_for(tmp_path: Path) -> None:
+    folder, path = RunFolder(tmp_path / "run"), tmp_path / "prompts.jsonl"
+    folder.create()
+    jsonl(path, [{"id": f"k{n}", "prompt": f"{n}?" if n % 3 else ""} for n in range(ROWS)])
+    rng = random.Random(1)
+    assert asyncio.run(life(folder, path, [Lost("a", rng), Survivor("b", rng)], (), 10_000))
+    assert len(rows(folder)) == 2 * ROWS, "prompts have no record"
 
 
 def rows(folder: RunFolder) -> list[Record]:

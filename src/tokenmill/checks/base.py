@@ -35,6 +35,11 @@ class Finding(msgspec.Struct, frozen=True):
     fix: str = ""
     values: dict[str, Any] = {}
 
+    @property
+    def text(self) -> str:
+        """The message, with its subject in front where it does not name it."""
+        return self.message if self.subject in self.message else f"{self.subject}: {self.message}"
+
 
 @dataclass
 class Context:
@@ -91,11 +96,10 @@ class Context:
     @property
     def cards(self) -> list[Gpu]:
         """The cards that this run may use, none where it uses none or they cannot be read: for other checks."""
-        fleet = self.config.fleet
-        if fleet.gpus == "none" or self.config.engine.addresses:
+        if self.config.gpus == "none":
             return []
         try:
-            return gpus.choose(self.gpus, fleet.gpus)
+            return gpus.choose(self.gpus, self.config.gpus)
         except PreflightError:
             return []
 

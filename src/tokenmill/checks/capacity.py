@@ -38,11 +38,11 @@ def check_capacity(context: Context) -> Iterator[Finding]:
 
 def _cards(context: Context) -> list[Gpu] | None:
     """None where there are none, or none that can be read: the check of the GPUs says so."""
-    fleet = context.config.fleet
-    if fleet.gpus == "none" or context.config.engine.addresses:
+    asked = context.config.gpus
+    if asked == "none":
         return None
     try:
-        return gpus.choose(context.gpus, fleet.gpus)
+        return gpus.choose(context.gpus, asked)
     except PreflightError:
         return None
 

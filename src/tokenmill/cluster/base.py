@@ -4,6 +4,8 @@ It is credit-based: the run offers a node as many prompts as it has credits, and
 is a barrier. A contract test holds the local cluster to it through encode and decode.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import msgspec
@@ -11,6 +13,7 @@ import msgspec
 from tokenmill.core.records import Again, Prompt, Record
 from tokenmill.core.rendering import Rendering
 from tokenmill.core.status import NodeStatus
+from tokenmill.errors import PreflightError
 from tokenmill.events import Event
 
 
@@ -71,3 +74,12 @@ class Cluster(Protocol):
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:
         """As Node.stop, for all of them; none joins any more."""
+
+
+@contextmanager
+def needs_ray() -> Iterator[None]:
+    """Around an import of what imports ray; raises PreflightError where it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise PreflightError(f'fleet.cluster = "ray": {error}', fix="pip install 'tokenmill[ray]'") from error

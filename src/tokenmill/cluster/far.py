@@ -52,7 +52,7 @@ class FarNode:
         self._actor = actor
         self._acknowledged = 0
         self._last = NodeStatus(name, (), state="joining")
-        self._records = 0
+        self._records = self._tokens = 0
 
     async def placed(self, limit_s: float) -> bool:
         """Whether its process has been started, within so long."""
@@ -63,7 +63,10 @@ class FarNode:
 
     async def begin(self, order: Order) -> None:
         """Introduces this head, and hears what the node has from before; raises its own trouble with that."""
-        refused = await self._actor.ask(CALL_S, "begin", msgspec.json.encode(order))
+        try:
+            refused = await self._actor.ask(CALL_S, "begin", msgspec.json.encode(order))
+        except TimeoutError:
+            raise NodeLostError(f"it has not begun within {CALL_S:.0f} s", fix="ray status") from None
         if refused:
             raise msgspec.json.decode(refused, type=Trouble).error()
         self._first = await self.results()
@@ -80,7 +83,9 @@ class FarNode:
             return first
         parcel = msgspec.json.decode(await self._again("results", self._acknowledged), type=Parcel)
         self._acknowledged = parcel.number
-        self._records += len(parcel.results.records) + len(parcel.results.handed)
+        came = (*parcel.results.records, *parcel.results.handed)
+        self._records += len(came)
+        self._tokens += sum(record.output_tokens for record in came)
         if parcel.results.ended:
             self.trouble = parcel.trouble.error() if parcel.trouble else None
             self.done.set()
@@ -96,8 +101,8 @@ class FarNode:
 
     @property
     def last(self) -> NodeStatus:
-        """As it was last heard of."""
-        return replace(self._last, records=self._records)
+        """As it was last heard of. What it gave counts from this start on: it may be older."""
+        return replace(self._last, records=self._records, tokens=self._tokens)
 
     async def stop(self, grace_s: float | None, keep: bool) -> None:
         if not self.done.is_set():

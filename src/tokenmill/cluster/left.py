@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from tokenmill import configfile
+from tokenmill.cluster.base import needs_ray
 from tokenmill.config import Config
 from tokenmill.core.status import ENDED, NodeRow, RunStatus
-from tokenmill.errors import PreflightError, TokenmillError
+from tokenmill.errors import TokenmillError
 from tokenmill.events import Event, EventLog, now
 from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.leftovers import survivors
@@ -51,8 +52,10 @@ def _when(folder: RunFolder, last: RunStatus) -> str:
     except TokenmillError:
         return "it ends its servers and itself after fleet.wait_for_head"
     end = last.updated + patience_s
+    if end < time.time():
+        return "it is to end its servers and itself about now"
     clock = time.strftime("%H:%M:%S", time.localtime(end))
-    return f"it ends its servers and itself at {clock}, unless the run is started again" if end > time.time() else "due"
+    return f"it ends its servers and itself at {clock}, unless the run is started again"
 
 
 def end(folder: RunFolder, log: EventLog) -> list[str]:
@@ -66,7 +69,9 @@ def end(folder: RunFolder, log: EventLog) -> list[str]:
     if not living:
         return []
     try:
-        found = _dismissed(config)
+        with needs_ray():
+            from tokenmill.cluster.visit import dismissed
+        found = dismissed(config)
     except TokenmillError as error:
         log.add(Event(now(), "down", f"the nodes cannot be asked to end: {error}", level="warn", fix=error.fix))
         _tell(log, living)
@@ -90,11 +95,3 @@ def _config(folder: RunFolder) -> Config | None:
         return configfile.load(folder.config)
     except TokenmillError:
         return None
-
-
-def _dismissed(config: Config) -> dict[str, str]:
-    try:
-        from tokenmill.cluster.visit import dismissed
-    except ModuleNotFoundError as error:
-        raise PreflightError(f'fleet.cluster = "ray": {error}', fix="pip install 'tokenmill[ray]'") from error
-    return dismissed(config)

@@ -1,6 +1,6 @@
 """One node per machine of a Ray cluster: a detached actor on each machine with GPUs, or on each with gpus = "none".
 
-The only file that imports ray. An actor is bound to its machine and named by the run folder and Ray's name of the
+An actor is bound to its machine and named by the run folder and Ray's name of the
 machine, so that a head that is started again meets it. It takes the machine's GPUs as Ray resources; engines are its
 plain child processes and know nothing of Ray. What goes over the wire is JSON, as the contract tests have it.
 
@@ -9,7 +9,6 @@ own, which Ray's head keeps, and never on a command line.
 """
 
 import asyncio
-import logging
 import os
 import secrets
 import signal
@@ -17,9 +16,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from ray._private import worker as ray_worker
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -27,6 +26,7 @@ import ray
 from ray import exceptions
 from tokenmill import __version__
 from tokenmill.cluster.base import Node
+from tokenmill.cluster.connection import NAMESPACE, connect
 from tokenmill.cluster.far import CALL_S, FarNode
 from tokenmill.cluster.machines import Machine, fitting
 from tokenmill.cluster.post import Post
@@ -37,7 +37,6 @@ from tokenmill.errors import (
     GateError,
     NodeLostError,
     NoServerError,
-    PluginError,
     PreflightError,
     TokenmillError,
     UnreachedError,
@@ -48,8 +47,6 @@ from tokenmill.events import Event, EventLog, now
 from tokenmill.machine import threads
 from tokenmill.machine.ports import answers
 from tokenmill.outpost import Order
-
-NAMESPACE = "tokenmill"
 
 LOOK_S = 2.0
 """Between two looks for machines that have joined."""
@@ -73,12 +70,6 @@ VARIABLES = {
 """An actor's. Ray would end its children with it: a server that lives on is adopted, and a reload costs minutes. And
 where a machine's shell says that Ray should not tell an actor its GPUs, it would see those of other jobs, too."""
 
-REFUSALS = {
-    "AuthToken": "RAY_AUTH_MODE=token here, and the ~/.ray/auth_token of its head on every machine",
-    "ersion mismatch": "the same Ray and the same Python on every machine",
-}
-"""What Ray says to a process that it does not let in, and what helps."""
-
 FATAL = (GateError,)
 """Trouble of one node that would be every node's."""
 
@@ -95,11 +86,13 @@ class RayActor:
         try:
             async with asyncio.timeout(limit_s):
                 return await getattr(self._actor, method).remote(*words)
-        except exceptions.ActorUnavailableError as error:
+        except (exceptions.ActorUnavailableError, exceptions.ObjectLostError) as error:
             raise UnreachedError("it cannot be reached") from error
         except exceptions.RayActorError as error:
             why = next((line.strip() for line in str(error).splitlines() if "because" in line), "")
             raise NodeLostError(why.partition(". ")[0] or "its actor is gone") from error
+        except exceptions.RayError as error:  # one node's trouble, a disk's or a bug's; Ray tells it with a stack trace
+            raise NodeLostError(str(error).strip().splitlines()[-1]) from error
 
     async def kill(self) -> None:
         try:
@@ -136,6 +129,7 @@ class RayCluster:
         self._unplaced: dict[str, FarNode] = {}
         self._again_at: dict[str, float] = {}
         self._refused: dict[str, TokenmillError] = {}
+        self._names: dict[str, str] = {}
         self._joined: asyncio.Queue[Node | None] = asyncio.Queue()
         self._stop: tuple[float | None, bool] | None = None
         self._stopping = asyncio.Event()
@@ -149,10 +143,9 @@ class RayCluster:
         return await self._joined.get()
 
     async def status(self) -> list[NodeStatus]:
-        known = list(self._nodes.values())
-        living = await asyncio.gather(*(node.status() for node in known if not node.done.is_set()))
-        gone = [away(node.last, *self._end_of(node)) for node in known if node.done.is_set()]
-        return self._roll.whole([*living, *gone])
+        await asyncio.gather(*(node.status() for node in self._nodes.values() if not node.done.is_set()))
+        nodes = self._nodes.values()  # as they are now: one that has gone meanwhile is on the roll
+        return self._roll.whole([away(x.last, *self._end_of(x)) if x.done.is_set() else x.last for x in nodes])
 
     def _end_of(self, node: FarNode) -> tuple[str, str]:
         """How a node went, and why."""
@@ -190,7 +183,8 @@ class RayCluster:
     async def _end(self) -> None:
         """Every node's end is waited for: it takes what its servers take, and a lost one is found out. So is one that
         is just beginning; what has not begun by then ends by itself."""
-        grace_s, keep = self._stop or (0.0, False)
+        if self._stop is None:  # else they know, and a second Ctrl-C may have shortened it
+            await self.stop(0.0, keep=False)
         for name, waiting in list(self._unplaced.items()):
             self._coming.pop(name).cancel()
             await waiting.kill()  # or it would take its GPUs when they come free, for nobody
@@ -198,9 +192,8 @@ class RayCluster:
             await asyncio.wait(self._coming.values(), timeout=MEET_S)
         for task in self._coming.values():
             task.cancel()
-        nodes = list(self._nodes.values())
-        await asyncio.gather(*(node.stop(grace_s, keep) for node in nodes))
-        for node in nodes:
+        self._join_met()  # or nobody would take what they still have
+        for node in list(self._nodes.values()):
             await node.done.wait()
             await node.kill()
         try:
@@ -236,24 +229,8 @@ class RayCluster:
                 pass
 
     def _connect(self) -> None:
-        """Joins the cluster; with "auto" starts one for this run where there is none. Raises PreflightError."""
-        address = self._config.fleet.address
-        # Whatever log_to_driver says, Ray prints other machines' deaths, with stack traces, over our view of the run.
-        ray_worker.print_to_stdstream = lambda *_, **__: None
-        more: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
-        if address != "auto" and not answers(address):
-            raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix="ray status --address ADDRESS")
-        try:
-            with boundary(f"Ray at {address}"):
-                try:
-                    ray.init(address=address, **more)
-                except ConnectionError:
-                    ray.init(address="local", include_dashboard=False, **more)
-                    self._own = True
-                host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
-        except PluginError as error:
-            fix = next((fix for words, fix in REFUSALS.items() if words in str(error)), "ray status")
-            raise PreflightError(str(error), fix=fix) from error
+        self._own = connect(self._config.fleet.address, or_start=True)
+        host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
         self._head = (host, int(port))
 
     def _head_answers(self) -> bool:
@@ -261,12 +238,11 @@ class RayCluster:
 
     async def _look(self) -> None:
         """Begins with every machine that fits and has no node."""
-        gpus = "none" if self._config.engine.addresses else self._config.fleet.gpus
-        for machine in fitting(await _asked(ray.nodes), gpus):
-            name = machine.name
+        for machine in fitting(await _asked(ray.nodes), self._config.gpus):
+            name = self._names.setdefault(machine.id, machine.name)  # also when another of its name has joined
             busy = name in self._nodes or name in self._coming or name in self._refused
             if not busy and time.monotonic() >= self._again_at.get(name, 0.0):
-                self._coming[name] = asyncio.create_task(self._begin(machine), name=f"node {name}")
+                self._coming[name] = asyncio.create_task(self._begin(replace(machine, name=name)), name=f"node {name}")
 
     async def _meet(self) -> None:
         """Nodes that an earlier life left come together: what each of them has in hand must be known before prompts are
@@ -277,7 +253,10 @@ class RayCluster:
         tasks = [task for name, task in self._coming.items() if self._title(name) in living]
         if tasks:
             await asyncio.wait(tasks, timeout=MEET_S)
-        for node in self._met:
+        self._join_met()
+
+    def _join_met(self) -> None:
+        for node in self._met or ():
             self._joined.put_nowait(node)
         self._met = None
 
@@ -295,13 +274,12 @@ class RayCluster:
             with boundary("ray"):
                 await self._place(node, machine)
                 await node.begin(order)
-        except (TokenmillError, TimeoutError) as error:
+        except TokenmillError as error:
             self._again_at[name] = time.monotonic() + RETRY_S
-            self._roll.coming(name, machine.address, str(error) or "it does not begin")
-            fix = (error.fix if isinstance(error, TokenmillError) else "") or "ray status"
+            self._roll.coming(name, machine.address, str(error))
             if isinstance(error, PreflightError):
                 self._refused[name] = error
-            self._say("node", f"no node on this machine: {str(error) or 'it does not begin'}", name, "warn", fix)
+            self._say("node", f"no node on this machine: {error}", name, "warn", error.fix or "ray status")
             return
         self._nodes[name] = node
         self._say("node", f"joined, at {machine.address}", name)

@@ -1,10 +1,9 @@
 """What is asked of a Ray cluster from outside a run: what its machines would run, what doctors find there, and the end
-of nodes whose run is dead. With ray.py the only file that imports ray."""
+of nodes whose run is dead."""
 
-import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -14,18 +13,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import ray
 from ray import exceptions
 from tokenmill.checks.base import Context, Finding
+from tokenmill.cluster.connection import connect
 from tokenmill.cluster.machines import fitting
 from tokenmill.config import Config
 from tokenmill.doctor import NODE_CHECKS, examine
 from tokenmill.errors import PreflightError, boundary
 from tokenmill.leftovers import survivors
-from tokenmill.machine.ports import answers
 from tokenmill.machine.threads import ask
 from tokenmill.outpost import folder_of
 from tokenmill.plan import of_node
 from tokenmill.planning.answer import NodePlan
-
-NAMESPACE = "tokenmill"
 
 VISIT_S = 90.0
 """For all of it: a process that loads ray, servers that end in good order (20 s), and as much again."""
@@ -64,14 +61,8 @@ def _visited(visit: Any) -> Any:
 
 @contextmanager
 def _connected(config: Config) -> Iterator[None]:
-    address = config.fleet.address
-    if address != "auto" and not answers(address):
-        raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix="ray status --address ADDRESS")
+    connect(config.fleet.address, or_start=False)
     with boundary("ray"):
-        try:
-            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError as error:
-            raise PreflightError("no Ray cluster runs here", fix="ray status") from error
         try:
             yield
         finally:
@@ -81,8 +72,11 @@ def _connected(config: Config) -> Iterator[None]:
 def _dismissed(config: Config, deadline: float) -> Iterator[tuple[str, str]]:
     mark = f"{config.folder} "
     with _connected(config):
-        found = [title for title in list_named_actors() if title.startswith(mark)]
-        asked: dict[str, Any] = {title.removeprefix(mark): ray.get_actor(title).dismiss.remote() for title in found}
+        asked: dict[str, Any] = {}
+        for title in list_named_actors():
+            if title.startswith(mark):
+                with suppress(ValueError):  # it has left meanwhile
+                    asked[title.removeprefix(mark)] = ray.get_actor(title).dismiss.remote()
         for name, answer in asked.items():
             try:
                 ray.get(answer, timeout=max(deadline - time.monotonic(), 0.0))
@@ -107,11 +101,10 @@ def _findings(config: Config, skip: tuple[str, ...], deadline: float) -> Iterato
 
 def _asked(config: Config, deadline: float, question: Any, *words: Any) -> Iterator[tuple[str, bytes, str]]:
     """Each machine's name with its answer, or why there is none."""
-    gpus = "none" if config.engine.addresses else config.fleet.gpus
     with _connected(config):
         rows: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         asked: dict[str, Any] = {}
-        for machine in fitting(rows, gpus):
+        for machine in fitting(rows, config.gpus):
             bound = NodeAffinitySchedulingStrategy(machine.id, soft=False)
             how = {
                 "num_cpus": 0,
