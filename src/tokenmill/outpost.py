@@ -297,7 +297,7 @@ class Outpost:
 
     async def _watch(self, patience_s: float) -> None:
         """Keeps what comes while no head asks for it, and ends the servers when none has come for `patience_s`."""
-        while self._silence() < patience_s:
+        while self._silence() < max(patience_s, self._silent_s):
             await asyncio.sleep(min(LOOK_S, self._silent_s))
             async with self._taking:
                 if self._silence() >= self._silent_s:

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.harness import Case, answered_prompts, assert_whole
 from tests.unit.make import record
@@ -106,6 +107,10 @@ def test_a_torn_settings_row_is_written_again(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-10])
     settings.keep(tmp_path, row)
     assert settings.read(tmp_path) == [row]
+    rendered = replace(row, first_prompt="<user>hello")
+    for kept in (rendered, row):  # a row from before any server had rendered gets its first prompt, and keeps it
+        settings.keep(tmp_path, kept)
+        assert settings.read(tmp_path) == [rendered]
 
 
 def test_an_event_after_a_torn_one_is_not_lost(tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ class NodeStatus(msgspec.Struct, frozen=True):
     """`queued` are prompts that no server has begun, `credits` how many more the node can use now, `doctor` its
     machine's findings. `environment` is None until it knows.
 
-    Where there are several, their run adds: `records` and `tokens`, what it has from it since this start; `at`, its address;
-    `state` and `note`, what it is and why, where its servers do not tell (core/roll.py).
+    Where there are several, their run adds: `records`, and `tokens` are those that it has from it since this start;
+    `at`, its address; `state` and `note`, what it is and why, where its servers do not tell (core/roll.py).
     """
 
     node: str
