@@ -262,9 +262,14 @@ def _detach(
     raise typer.Exit(code)
 
 
+ARROW_MEMORY = ("ARROW_DEFAULT_MEMORY_POOL", "system")
+"""Arrow's own allocator keeps 20 MB more in a run that was resumed; read when pyarrow is imported."""
+
+
 def main() -> None:
     """The console command. The one place besides errors.boundary that catches every exception."""
     _open_standard_streams()
+    os.environ.setdefault(*ARROW_MEMORY)
     try:
         code = app(standalone_mode=False) or 0
     except typer.Exit as leave:

@@ -98,7 +98,7 @@ def test_memory_that_does_not_come_back_is_told_with_its_card(tmp_path: Path, po
     async def ends() -> None:
         async with living.begun(job(tmp_path, known), port, gpus=(3, 4, 5)) as server:
             assert server.entry.gpu_bases == (GIB, GIB, None)
-            ending = await server.end(grace_s=0.0, verify_s=0.6)
+            ending = await server.end(grace_s=0.0, verify_s=2.0)
             assert ending.memory == (Held(3, 61 * GIB, (4_000_000,)),)
             words = "GPU 3: 62,464 MiB did not come back, held by pid 4000000 (unknown command)"
             assert (ending.left, ending.pids) == (words, ())

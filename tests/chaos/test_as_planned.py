@@ -12,8 +12,10 @@ from tokenmill import configfile, events, plan
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("args", "concurrency", "running"),
-    [({"parallel": 3}, "auto", 3), ({}, 2, 2)],
-    ids=["slots given", "slots from what is asked for"],
+    [
+        pytest.param({"parallel": 3}, "auto", 3, id="slots given"),
+        pytest.param({}, 2, 2, id="slots from what is asked for", marks=pytest.mark.long),
+    ],
 )
 def test_a_run_is_as_planned(llama: Case, args: dict[str, Any], concurrency: Any, running: int) -> None:
     write_short_prompts(llama.folder / "prompts.jsonl", 4)

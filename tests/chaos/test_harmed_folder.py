@@ -27,7 +27,9 @@ def _done(case: Case, tokenmill: Command) -> Path:
     return part
 
 
-@pytest.mark.parametrize("harm", ["cut", "empty", "scrambled"])
+@pytest.mark.parametrize(
+    "harm", ["scrambled", *(pytest.param(harm, marks=pytest.mark.long) for harm in ("cut", "empty"))]
+)
 def test_a_damaged_part_is_named_by_whoever_reads_it_and_its_rows_come_anew(
     case: Case, tokenmill: Command, harm: str
 ) -> None:
@@ -48,7 +50,7 @@ def test_a_damaged_part_is_named_by_whoever_reads_it_and_its_rows_come_anew(
     assert_whole(case, KEYS)
 
 
-@pytest.mark.parametrize("left", ["", "not json\n"])
+@pytest.mark.parametrize("left", ["", pytest.param("not json\n", marks=pytest.mark.long)])
 def test_records_whose_settings_are_lost_are_not_mixed_with_others(case: Case, tokenmill: Command, left: str) -> None:
     _done(case, tokenmill)
     file = case.run_path / "data" / "settings.jsonl"
@@ -143,8 +145,15 @@ def test_a_folder_of_jsonl_and_parquet_is_inspected_whole(case: Case, tokenmill:
     assert "torn.parquet is damaged: Parquet magic bytes not found" in said
 
 
-@pytest.mark.parametrize("harm", ["deleted", "cut", "of nobody"])
-@pytest.mark.parametrize("command", ["down", "run"])
+@pytest.mark.parametrize(
+    ("harm", "command"),
+    [
+        ("deleted", "run"),
+        ("of nobody", "down"),
+        *(pytest.param(*words, marks=pytest.mark.long) for words in (("cut", "run"), ("cut", "down"))),
+        *(pytest.param(*words, marks=pytest.mark.long) for words in (("of nobody", "run"), ("deleted", "down"))),
+    ],
+)
 def test_servers_are_found_and_ended_whatever_became_of_state_json(
     case: Case, tokenmill: Command, monkeypatch: pytest.MonkeyPatch, harm: str, command: str
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.chaos import storm
 from tests.chaos.harms import HARMS, Harm
 
-RUNS = 6
+RUNS = 4
 
 
 @pytest.mark.timeout(240)

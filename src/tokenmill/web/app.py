@@ -5,8 +5,8 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from importlib import resources
 from typing import Any
 
@@ -180,42 +180,47 @@ async def serve(folder: RunFolder, address: str, port: int, token: str, tell: Ca
     """Serves a run folder until SIGINT or SIGTERM; `tell` hears where. Raises UsageError, before anything is served."""
     check_address(address, token)
     os.nice(NICE)
-    hub = Hub(Watcher(folder))
-    runner = web.AppRunner(application(hub, token), access_log=None, shutdown_timeout=END_S, logger=_troubles())
-    await runner.setup()
-    try:
+    with _asked_to_end() as asked:
+        hub = Hub(Watcher(folder))
+        runner = web.AppRunner(application(hub, token), access_log=None, shutdown_timeout=END_S, logger=_troubles())
+        await runner.setup()
         try:
-            site = web.TCPSite(runner, address, port)
-            await site.start()
-        except (OSError, OverflowError) as error:
-            fix = f"another --port; ss -ltnp 'sport = :{port}'   shows who has it"
-            raise UsageError(f"the page cannot be served on {address}:{port}: {error}", fix=fix) from error
-        await hub.look()
-        tell(f"http://{_shown(address)}:{runner.addresses[0][1]}/{'?token=…' if token else ''}")
-        following = asyncio.ensure_future(hub.run())
-        ended = asyncio.ensure_future(_asked_to_end())
-        try:
-            await asyncio.wait([following, ended], return_when=asyncio.FIRST_COMPLETED)
-            if following.done():
-                following.result()
+            await _listen(runner, address, port)
+            await hub.look()
+            tell(f"http://{_shown(address)}:{runner.addresses[0][1]}/{'?token=…' if token else ''}")
+            following, ended = asyncio.ensure_future(hub.run()), asyncio.ensure_future(asked.wait())
+            try:
+                await asyncio.wait([following, ended], return_when=asyncio.FIRST_COMPLETED)
+                if following.done():
+                    following.result()
+            finally:
+                for task in (following, ended):
+                    task.cancel()
+                await asyncio.gather(following, ended, return_exceptions=True)
         finally:
-            for task in (following, ended):
-                task.cancel()
-            await asyncio.gather(following, ended, return_exceptions=True)
-    finally:
-        await runner.cleanup()
+            await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, address: str, port: int) -> None:
+    try:
+        await web.TCPSite(runner, address, port).start()
+    except (OSError, OverflowError) as error:
+        fix = f"another --port; ss -ltnp 'sport = :{port}'   shows who has it"
+        raise UsageError(f"the page cannot be served on {address}:{port}: {error}", fix=fix) from error
 
 
 def _shown(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-async def _asked_to_end() -> None:
+@contextmanager
+def _asked_to_end() -> Iterator[asyncio.Event]:
+    """Set by SIGINT and SIGTERM, from before anybody can see that it listens."""
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, asked.set)
     try:
-        await asked.wait()
+        yield asked
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
