@@ -199,7 +199,7 @@ def _remarks(notes: Notes) -> Iterator[str]:
         f"{each.setup} also failed: {each.failure}" for each in notes.trials if each.failure and each.setup in measured
     )
     if left := [setup.name for setup in notes.setups if setup.name not in tried]:
-        yield f"not tried, for want of time: {'; '.join(left)}"
+        yield f"not tried, for want of time (--minutes: more): {', '.join(left)}"
 
 
 # -- what is tried -----------------------------------------------------------------------------------------------------
