@@ -15,6 +15,9 @@ from bench import measure
 from bench.figures import FIGURES, SMOKE, Scale, clear
 from bench.peers import shown
 
+OWN = "tokenmill-bench"
+"""Of the scratch folder, what is cleared between figures: the folder that was named may be anybody's."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench")
@@ -27,7 +30,7 @@ def main() -> None:
     out = Console(width=170)
     kept: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
-        scratch = args.scratch or Path(temporary)
+        scratch = (args.scratch or Path(temporary)) / OWN
         scratch.mkdir(parents=True, exist_ok=True)
         for name in args.figures or FIGURES:
             sys.stderr.write(f"measuring {name}\n")

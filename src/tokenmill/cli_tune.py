@@ -19,7 +19,9 @@ def _aspects(incomplete: str) -> list[str]:
 def tune(
     config: ConfigFile,
     setting: Set = None,
-    minutes: Annotated[float, typer.Option(min=0.1, help="For all of it. A start of minutes needs an hour.")] = 15.0,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, max=10_080, help="For all of it. A start of minutes needs an hour.")
+    ] = 15.0,
     gpu: Annotated[
         list[str] | None, typer.Option(metavar="N", help="Measure on this GPU; may repeat. Default: the first ones.")
     ] = None,

@@ -21,7 +21,7 @@ from tokenmill import prompts
 from tokenmill.core.records import NO_COHORT, NULL, Label, Prompt, Record, failed
 from tokenmill.core.schedule import cohorts, spread
 from tokenmill.core.turns import following
-from tokenmill.errors import BadPromptError
+from tokenmill.errors import BadPromptError, UsageError
 from tokenmill.ledger import Ledger
 from tokenmill.rows import Mask, RawRow
 
@@ -170,6 +170,14 @@ class Feed:
             return
         own = prompts.identity(raw.data)
         key = self._ledger.index.key(raw.row, own.key)
+        if (
+            prompts.key_hash(key) != self._ledger.index.keys[raw.row]
+            or int(own.digest, 16) != self._ledger.index.digests[raw.row]
+        ):
+            raise UsageError(
+                f"{raw.place} was changed while it was being read: another row stood there",
+                fix="the same command goes on with the new file",
+            )
         problem: str = ""
         label: Label = "bad_prompt"
         asked, tools = [NULL], NULL

@@ -6,6 +6,7 @@ time is over. A setup that does not come up is a result with its cause. Nothing 
 """
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -107,8 +108,7 @@ class _Desk:
 async def tune(order: Order, tell: Tell) -> page.Answer:
     """The whole of it. Raises StoppedError after Ctrl-C, NoServerError where no setup could be measured."""
     config = _one_server(order)
-    if order.write is not None and order.write.exists():
-        raise UsageError(f"{order.write} is there already", fix="--write: another name")
+    _check_written(order.write)
     folder = noting.folder_of(config)
     engine: Engine = plugins.load("engines", config.engine.kind)()
     messages = await asyncio.to_thread(_messages, config, order.prompts)
@@ -130,6 +130,17 @@ async def tune(order: Order, tell: Tell) -> page.Answer:
             finally:
                 staged.close()
         return _ended(desk)
+
+
+def _check_written(file: Path | None) -> None:
+    """Before the time is spent. Raises UsageError."""
+    if file is None:
+        return
+    if file.exists() or file.is_symlink():
+        raise UsageError(f"{file} is there already", fix="--write: another name")
+    if not os.access(file.parent, os.W_OK):
+        why = "cannot be written to" if file.parent.is_dir() else "is no folder"
+        raise UsageError(f"{file}: {file.parent} {why}", fix="--write: a name in another folder")
 
 
 def _say_plan(desk: _Desk, setups: Sequence[Setup]) -> None:
@@ -161,9 +172,9 @@ def _ended(desk: _Desk) -> page.Answer:
         noting.write(desk.folder, Notes(desk.notes.asked))  # the next start tries all of it again
         raise NoServerError(
             f"no setup could be measured: {told.failure if told else 'the time was over'}",
-            fix=told.fix if told and told.fix else "--minutes: more",
+            fix=told.fix or f"tokenmill logs {desk.folder.path}" if told else "--minutes: more",
         )
-    verdict = tuple(trials.verdict(found))
+    verdict = (*trials.verdict(found), *_remarks(desk.notes))
     lines = page.lines(desk.config, best)
     desk.notes = replace(desk.notes, verdict=verdict, winner=best.setup.name, lines=lines)
     desk.keep()
@@ -171,9 +182,24 @@ def _ended(desk: _Desk) -> page.Answer:
         try:
             desk.order.write.write_text(page.whole(desk.order.config, best), encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"{desk.order.write} cannot be written: {error.strerror}") from error
+            words = "; ".join(verdict)
+            raise UsageError(
+                f"{desk.order.write} cannot be written: {error.strerror}; {words}",
+                fix=f"{desk.folder.path}/tune.json has the winner's lines",
+            ) from error
     shown = tuple(replace(each, setup=noting.without_secrets(each.setup)) for each in found)
     return page.Answer(best.setup.name, verdict, lines, shown, desk.notes.seconds, str(desk.folder.path))
+
+
+def _remarks(notes: Notes) -> Iterator[str]:
+    """What the verdict cannot know: setups without a trial, and those that ran in one life and died in another."""
+    tried = {trial.setup for trial in notes.trials}
+    measured = {trial.setup for trial in notes.trials if trial.rates}
+    yield from (
+        f"{each.setup} also failed: {each.failure}" for each in notes.trials if each.failure and each.setup in measured
+    )
+    if left := [setup.name for setup in notes.setups if setup.name not in tried]:
+        yield f"not tried, for want of time (--minutes: more): {', '.join(left)}"
 
 
 # -- what is tried -----------------------------------------------------------------------------------------------------
@@ -283,14 +309,22 @@ async def _rounds(desk: _Desk, setups: Sequence[Setup], reserve_s: float, fewer:
             await _trial(desk, due, number)
         found = [each for each in desk.found() if each.setup.name in names]
         kept = {each.setup.name for each in trials.survivors(found)}
-        going = [setup for setup in going if setup.name in kept]
-        if trials.settled(found):
+        again = {setup.name for setup in going if _deserves_another(desk, setup)}
+        going = [setup for setup in going if setup.name in kept | again]
+        if trials.settled(found) and not again:
             return
 
 
 def _is_known(desk: _Desk, setup: Setup, number: int) -> bool:
     told = [trial for trial in desk.notes.trials if trial.setup == setup.name]
-    return any(trial.failure for trial in told) or len(told) >= number
+    return len(told) >= number or (any(trial.failure for trial in told) and not _deserves_another(desk, setup))
+
+
+def _deserves_another(desk: _Desk, setup: Setup) -> bool:
+    """The config as it is, which all are held against, where its only life ended after it had been ready: by bad luck,
+    perhaps."""
+    told = [trial for trial in desk.notes.trials if trial.setup == setup.name]
+    return setup.as_is and len(told) == 1 and bool(told[0].failure) and told[0].start_s > 0
 
 
 async def _trial(desk: _Desk, due: Sequence[Setup], number: int) -> None:
@@ -307,20 +341,22 @@ async def _trial(desk: _Desk, due: Sequence[Setup], number: int) -> None:
     )
     desk.watch.doing = f"{first.name}: starting"
     told: list[Trial] = []
+    name = first.name
     try:
         async with serving(bench, first.name, desk.watch):
             for setup in sorted(due, key=lambda setup: setup.share):  # a slot more is filled at once, one less waits
-                width = max(1, round(bench.width * setup.share))
-                desk.watch.doing = f"{setup.name}: {width} at once"
-                told.append(await bench.measure(setup.name, number, width, plan))
+                name, width = setup.name, max(1, round(bench.width * setup.share))
+                desk.watch.doing = f"{name}: {width} at once"
+                told.append(await bench.measure(name, number, width, plan))
     except StoppedError:
         raise
     except TokenmillError as error:
-        if desk.watch.left_s <= 0:
-            desk.tell(f"{first.name}: the time was over before it was measured")
-        elif not told:
-            cause, fix = bench.why() or (str(error), error.fix)
-            told.append(Trial(first.name, number, failure=cause, fix=fix))
+        why = bench.why()
+        if desk.watch.left_s <= 0 and why is None:
+            desk.tell(f"{name}: the time was over before it was measured")
+        else:
+            cause, fix = why or (str(error), error.fix)
+            told.append(Trial(name, number, start_s=round(bench.start_s, 1), failure=cause, fix=fix))
     finally:
         for event in bench.events:
             desk.log.add(event)

@@ -29,6 +29,17 @@ def test_what_is_slower_is_said_and_left_out_of_the_new_config(case: Case, token
     assert tokenmill("doctor", new, "--skip", "places")[0] == 0
     code, said = tokenmill("tune", config, "--write", new)
     assert (code, "is there already" in said) == (2, True)
+    code, said = tokenmill("tune", config, "--write", case.folder / "none" / "new.toml")
+    assert (code, "none is no folder" in said) == (2, True)
+    assert case.ended()
+
+
+def test_a_server_that_dies_while_it_is_measured_is_told_at_once(case: Case, tokenmill: Command) -> None:
+    """Not waited for until the time is over. The config as it is has a second life; others are held against it."""
+    config = case.write(engine={"kind": "fake", "args": {"slots": 2, "exit-after": 20, "log": "x"}})
+    code, said = tokenmill("tune", config, "--minutes", "10", "--only", "memory")
+    assert (code, said.count("no speculation: it was killed")) == (4, 2), said
+    assert "minutes" not in said.rpartition("fix:")[2]
     assert case.ended()
 
 

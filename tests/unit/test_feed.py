@@ -12,6 +12,7 @@ from tests.unit.make import jsonl
 from tokenmill import prompts
 from tokenmill.core.judge import Verdict
 from tokenmill.core.records import Parts, Prompt, Record, failed
+from tokenmill.errors import UsageError
 from tokenmill.feed import BATCH, Begun, Feed, Item
 from tokenmill.ledger import Ledger
 
@@ -274,3 +275,11 @@ def test_a_conversation_that_cannot_be_used_fails_with_every_turn(tmp_path: Path
     found = all_of(path, every_turn(path, samples=2))
     assert [(item.sample, item.turn, item.cohort) for item in found] == [(0, 0, 0), (0, 1, -1), (1, 0, 0), (1, 1, -1)]
     assert {item.labels for item in found if isinstance(item, Record)} == {("bad_prompt",)}
+
+
+def test_a_set_that_was_changed_since_its_keys_were_read_is_named(path: Path) -> None:
+    """Its rows would be counted as others': each line is as long as it was."""
+    ledger = ledger_of(path)
+    jsonl(path, list(reversed(rows(10))) + rows(12)[10:])
+    with pytest.raises(UsageError, match=r"prompts\.jsonl:1 was changed while it was being read"):
+        all_of(path, ledger)

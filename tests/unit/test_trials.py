@@ -82,9 +82,7 @@ def test_a_config_that_does_not_come_up_is_told_with_its_cause() -> None:
     assert "could not be measured: out of memory" in first
     assert rest == ["speculation could not be measured: no setup with it came up"]
     assert trials.verdict([found[0]]) == ["no setup could be measured"]
-    assert trials.verdict([standing(EAGLE, 9, 10, 11)])[0].startswith(
-        "leave it as it is: nothing else could be measured"
-    )
+    assert trials.verdict([standing(EAGLE, 9, 10, 11)])[0].startswith("leave it as it is: nothing else was measured")
     assert trials.verdict([standing(EAGLE, 9, 10, 11), standing(NONE, 5, 6, 7)])[0] == (
         "leave it as it is: nothing is faster"
     )

@@ -218,7 +218,7 @@ def verdict(found: Sequence[Standing]) -> list[str]:
     elif here is not None and best is here:
         near = first is not None and first is not here
         others = any(each.rates for each in found if each is not here)
-        why = "nothing is faster" if others else "nothing else could be measured; give it more --minutes"
+        why = "nothing is faster" if others else "nothing else was measured"
         why = f"the fastest, {first.setup.name}, is within the spread" if near and first else why
         words.append(f"leave it as it is: {why}")
     elif here is not None:

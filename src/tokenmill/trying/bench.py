@@ -14,6 +14,7 @@ import msgspec
 
 from tokenmill.config import Config
 from tokenmill.core.records import Prompt, Record
+from tokenmill.core.server import State
 from tokenmill.core.trials import WINDOWS, Answer, Trial, accept_length, mean_s, rate_by_slot, windows
 from tokenmill.errors import NoServerError, StoppedError, TokenmillError
 from tokenmill.events import Event
@@ -147,6 +148,8 @@ class Bench:
     async def _turn(self) -> None:
         """Takes what came within a second at most, and asks for as many again. Raises what ended the node."""
         self._watch.look()
+        if self.width and any(each.server.state not in (State.READY, State.SUSPECT) for each in self.node.supervisors):
+            raise NoServerError("the server has ended")  # it would rest for an hour: none gets another life
         await self._fill()
         results = await self.node.results()
         moment = time.monotonic()
