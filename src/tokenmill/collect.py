@@ -84,7 +84,7 @@ class Collector:
         self._left = accounts.ledger.left
         self._unwritten: set[Id] = set()
         self._feeding = asyncio.Lock()
-        """One node at a time reads on: the feed's order is the cohorts'."""
+        """One node at a time reads on: the feed's order is the cohorts'. Held until what was brought is stored."""
         self._storing = asyncio.Lock()
         """One batch at a time is written: what a failed write left behind goes with the next."""
         self._replaced: dict[tuple[str, int, int], list[Again]] = {}
@@ -114,14 +114,20 @@ class Collector:
             )
 
     async def _serve(self, node: Node) -> None:
-        """Until this node has ended or is lost: what it had then goes to the others."""
+        """Until this node has ended or is lost: what it had then goes to the others. Prompts are handed out beside: a
+        slow prompt file holds up no answers."""
         self._dispatch.join(node)
         why = "has ended"
-        try:
-            while not (results := await node.results()).ended:
-                await self._take_in(node, results)
-        except NodeLostError as error:
-            why = str(error)
+        handing: asyncio.Task[None] | None = None
+        async with asyncio.TaskGroup() as beside:
+            try:
+                while not (results := await node.results()).ended:
+                    knows = handing is None or handing.done()  # else its credits are of before it was given some
+                    await self._take_in(node, results)
+                    if knows and results.credits and not self.draining:
+                        handing = beside.create_task(self._in_spite_of_the_prompts(self._hand_out(node, results)))
+            except NodeLostError as error:
+                why = str(error)
         lost = self._dispatch.leave(node)
         self._earlier.leave(node)
         if node.name and not self.draining:
@@ -149,14 +155,11 @@ class Collector:
         if self.draining:
             if self._deadline and time.monotonic() > self._deadline:
                 await self.stop(0.0)
-        elif self._accounts.feed.ended and not self._dispatch.outstanding and not self._dispatch.waiting:
+        elif self._accounts.feed.ended and not (
+            self._dispatch.outstanding or self._dispatch.waiting or self._feeding.locked()
+        ):
             self.draining = True
             await self.stop(0.0)
-        elif results.credits:
-            left = self._left + len(self._dispatch.waiting)
-            count = self._dispatch.allowed(node, results.credits, results.capacity, left)
-            if count:
-                await self._in_spite_of_the_prompts(self._hand_out(node, min(count, BATCH)))
 
     async def _take_from_before(self, node: Node, strays: list[Record], held: tuple[Prompt, ...]) -> None:
         """What a node made for an earlier life of this run, or was believed lost with. The set is read on to it, so
@@ -168,7 +171,7 @@ class Collector:
             words = f"brings {len(strays)} records from before, and has {len(held)} prompts in hand"
             self._log.add(Event(now(), "node", f"{words}: {brought} are asked for", node=node.name))
         await self._keep_earlier(counting)
-        if len(self._earlier) and not self.draining:
+        if not self.draining:
             await self._in_spite_of_the_prompts(self._read_on())
 
     async def _keep_earlier(self, records: list[Record]) -> None:
@@ -189,26 +192,34 @@ class Collector:
 
     async def _read_on(self) -> None:
         """To all that nodes have brought, where it is near; what is read on the way waits for a node."""
-        far = len(self._earlier) + READ_ON
-        while len(self._earlier) and far > 0 and not self._accounts.feed.ended:
+        for _ in range(-(-(len(self._earlier) + READ_ON) // BATCH)):
             async with self._feeding:
+                if not len(self._earlier) or self._accounts.feed.ended:
+                    return
                 usable, records, made = await self._take(BATCH)
-            self._dispatch.waiting.extend(usable)
-            await self._keep_earlier(made)
+                self._dispatch.waiting.extend(usable)
+                await self._keep_earlier(made)
             if records:
                 await self._keep(records)
-            far -= BATCH
 
-    async def _hand_out(self, node: Node, count: int) -> None:
+    async def _hand_out(self, node: Node, results: Results) -> None:
+        """As many as the node has room for; where it is lost, its results say so."""
+        left = self._left + len(self._dispatch.waiting)
+        count = min(self._dispatch.allowed(node, results.credits, results.capacity, left), BATCH)
+        if not count:
+            return
         async with self._feeding:
             usable, unusable, made = await self._next(count)
-        if usable:
             self._dispatch.offered(node, usable)
-            await node.offer(usable)
-        await self._keep_earlier(made)
+            await self._keep_earlier(made)
         if unusable:
             await self._keep(unusable)
         self._size_the_last_cohort()
+        if usable:
+            try:
+                await node.offer(usable)
+            except NodeLostError:
+                pass  # what it was offered goes to the others with the rest of what it has
 
     def _size_the_last_cohort(self) -> None:
         """It is as large as it has become once nothing more can be asked for."""
