@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from tokenmill import settings
 from tokenmill.cluster.base import Cluster, Node, Results
@@ -35,6 +36,9 @@ STORE_PATIENCE_S = 60.0
 
 BATCH = 512
 """Prompts handed out between two looks at the results."""
+
+HANDING_S = 0.1
+"""Prompts mostly come at once; a prompt file that is slower holds up no answers."""
 
 READ_ON = 2048
 """Prompts that are read on to find what nodes have brought, beyond as many as they brought: what was in hand lies at
@@ -114,8 +118,7 @@ class Collector:
             )
 
     async def _serve(self, node: Node) -> None:
-        """Until this node has ended or is lost: what it had then goes to the others. Prompts are handed out beside: a
-        slow prompt file holds up no answers."""
+        """Until this node has ended or is lost: what it had then goes to the others."""
         self._dispatch.join(node)
         why = "has ended"
         handing: asyncio.Task[None] | None = None
@@ -126,6 +129,7 @@ class Collector:
                     await self._take_in(node, results)
                     if knows and results.credits and not self.draining:
                         handing = beside.create_task(self._in_spite_of_the_prompts(self._hand_out(node, results)))
+                        await asyncio.wait([handing], timeout=HANDING_S)
             except NodeLostError as error:
                 why = str(error)
         lost = self._dispatch.leave(node)
@@ -152,12 +156,11 @@ class Collector:
             await self._take_from_before(node, strays, results.held)
         if records:
             await self._keep(records)
+        is_busy = self._dispatch.outstanding or self._dispatch.waiting or self._feeding.locked()
         if self.draining:
             if self._deadline and time.monotonic() > self._deadline:
                 await self.stop(0.0)
-        elif self._accounts.feed.ended and not (
-            self._dispatch.outstanding or self._dispatch.waiting or self._feeding.locked()
-        ):
+        elif self._accounts.feed.ended and not is_busy:
             self.draining = True
             await self.stop(0.0)
 
@@ -216,10 +219,8 @@ class Collector:
             await self._keep(unusable)
         self._size_the_last_cohort()
         if usable:
-            try:
+            with suppress(NodeLostError):  # what it was offered goes to the others with the rest of what it has
                 await node.offer(usable)
-            except NodeLostError:
-                pass  # what it was offered goes to the others with the rest of what it has
 
     def _size_the_last_cohort(self) -> None:
         """It is as large as it has become once nothing more can be asked for."""
