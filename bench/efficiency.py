@@ -42,6 +42,9 @@ FAKE_SLOTS, SLOTS, TOKENS = 32, 4, 48
 FAKE_ARGS = {"slots": FAKE_SLOTS, "latency-ms": 2000, "sigma": 0.2, "quick-canary": True}
 """Its answers have all the same tokens, so a spread in time is one in speed, which slots of one batch hardly have."""
 
+EXTRA = {"ignore_eos": True, "cache_prompt": False}
+"""The loop asks what the run has asked before it, and must read the prompts as that did: so seen, a run had 0.86."""
+
 RUN = "from tokenmill import cli; cli.main()"
 SLOW = (
     "import time; from tokenmill.core import judge; real = judge.measure; "
@@ -140,7 +143,7 @@ def _peak(scratch: Path, prompts: Path) -> Iterator[Words]:
         model={"name": "smollm2", "path": str(find_model(print))},
         engine={"kind": "llamacpp", "args": args, "addresses": []},
         fleet={"keep_servers": "always"},
-        generation={"thinking": False, "max_tokens": TOKENS, "extra": {"ignore_eos": True}},
+        generation={"thinking": False, "max_tokens": TOKENS, "extra": EXTRA},
         gate={"max_rejected": 1.0, "max_truncated": 1.0, "max_failed": 1.0},
     )
     run = RunFolder(path.parent / "runs" / "bench")
@@ -166,7 +169,7 @@ def _peak(scratch: Path, prompts: Path) -> Iterator[Words]:
 
 
 def _loop(ports: list[int], prompts: list[list[int]]) -> list[Answer]:
-    rest = {"n_predict": TOKENS, "ignore_eos": True, "return_tokens": True}
+    rest = {"n_predict": TOKENS, "return_tokens": True, **EXTRA}
     bodies = (json.dumps({"prompt": ids, **rest}).encode() for ids in cycle(prompts))
     urls = [f"http://127.0.0.1:{port}/completion" for port in ports]
     return closed_loop.loop(urls, bodies, lambda reply: reply["tokens_predicted"], width=SLOTS, seconds=SECONDS)
