@@ -35,8 +35,8 @@ SECONDS = 40.0
 STRETCH = "10s"
 """For the peak, instead of 30: five answers of each scripted slot."""
 
-ROUNDS = 2
-"""Of a run and a loop."""
+ROUNDS = 3
+"""Of a run and a loop: where others work beside, they differ more than what is measured."""
 
 FAKE_SLOTS, SLOTS, TOKENS = 32, 4, 48
 FAKE_ARGS = {"slots": FAKE_SLOTS, "latency-ms": 2000, "sigma": 0.2, "quick-canary": True}
@@ -161,11 +161,11 @@ def _peak(scratch: Path, prompts: Path) -> Iterator[Words]:
     finally:
         down = [sys.executable, "-m", "tokenmill", "down", str(run.path)]
         subprocess.run(down, cwd=ROOT, check=False, capture_output=True)
-    mean = sum(bare) / ROUNDS
     spread = f"loop {', '.join(f'{rate:.1f}' for rate in bare)} tok/s"
     what = "two llama.cpp servers, ÷ bare closed loop on them, in turns"
-    yield f"tokens/s of a run: {what}", "≥ 0.98", f"{sum(made) / ROUNDS / mean:.3f}", spread
-    yield f"peak as the meter tells it: {what}", "1", f"{sum(told) / ROUNDS / mean:.3f}", spread
+    for name, goal, rates in (("tokens/s of a run", "≥ 0.98", made), ("peak as the meter tells it", "1", told)):
+        here = ", ".join(f"{rate / floor:.2f}" for rate, floor in zip(rates, bare, strict=True))
+        yield f"{name}: {what}", goal, here, spread
 
 
 def _loop(ports: list[int], prompts: list[list[int]]) -> list[Answer]:

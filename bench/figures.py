@@ -26,7 +26,7 @@ class Scale:
     rows: int = 10_000
     warm: int = 1_000
     waves: int = 5_000
-    simulated_slots: tuple[int, int, int, int] = (20_000, 2_000, 8, 64)
+    simulated_slots: tuple[int, int, int, int] = (20_000, 2_000, 24, 64)
     prompts: int = 902_087
     done: int = 450_000
     generated: int = 20_000

@@ -26,8 +26,8 @@ FIXED_S = (4.0, 10.0)
 """Left out, and measured, of a fixed number: three and seven answers of each slot."""
 
 FOUND_AFTER_S = 180.0
-"""Given to "auto", before it is measured as long: by metrics, where rates are known by answers alone, a step up takes 10
-to 40 s, and from 32 to 64 are eight."""
+"""Given to "auto", before it is measured as long: by metrics, where rates are known by answers alone, a step takes ten
+to forty seconds, and from 32 to 64 are eight."""
 
 
 @contextmanager
