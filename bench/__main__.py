@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import measure
-from bench.figures import FIGURES, SMOKE, Scale, clear
+from bench.figures import FIGURES, NOT_IN_SMALL, SMOKE, Scale, clear
 from bench.peers import shown
 
 OWN = "tokenmill-bench"
@@ -32,7 +32,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         scratch = (args.scratch or Path(temporary)) / OWN
         scratch.mkdir(parents=True, exist_ok=True)
-        for name in args.figures or FIGURES:
+        for name in args.figures or [name for name in FIGURES if not (args.smoke and name in NOT_IN_SMALL)]:
             sys.stderr.write(f"measuring {name}\n")
             clear(scratch)
             measure.TAKEN.clear()

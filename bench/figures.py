@@ -26,6 +26,7 @@ class Scale:
     rows: int = 10_000
     warm: int = 1_000
     waves: int = 5_000
+    simulated_slots: tuple[int, int, int, int] = (20_000, 2_000, 24, 64)
     prompts: int = 902_087
     done: int = 450_000
     generated: int = 20_000
@@ -49,6 +50,7 @@ SMOKE = Scale(
     rows=400,
     warm=100,
     waves=900,
+    simulated_slots=(300, 100, 1, 4),
     prompts=20_000,
     done=10_000,
     generated=1_000,
@@ -87,7 +89,10 @@ def client_cost(scratch: Path, scale: Scale) -> list[Row]:
 
 
 def slots_busy(scratch: Path, scale: Scale) -> list[Row]:
-    """Requests in flight ÷ slots, from the first answer on, for fixed and heavy-tailed latencies."""
+    """Requests in flight ÷ slots, from the first answer on, for fixed and heavy-tailed latencies; who gets which prompt
+    when, on a clock that jumps."""
+    from bench.slots import measure_all
+
     rows = []
     latency = str(scale.latency_ms)
     forms: list[tuple[str, str, tuple[str, ...]]] = [
@@ -100,9 +105,9 @@ def slots_busy(scratch: Path, scale: Scale) -> list[Row]:
         ),
     ]
     prompts = data.write_prompts(scratch / "prompts-waves.jsonl", scale.waves * 2)
-    for name, goal, flags in forms:
+    for number, (name, goal, flags) in enumerate(forms):
         with fake_server("--answer-bytes", "300", *flags) as address:
-            config = write_config(scratch / name[12:20].strip().replace(" ", "-"), prompts)
+            config = write_config(scratch / f"slots-{number}", prompts)
             process = subprocess.Popen(
                 [sys.executable, "-m", "tokenmill", "run", str(config)],
                 cwd=ROOT,
@@ -116,7 +121,7 @@ def slots_busy(scratch: Path, scale: Scale) -> list[Row]:
             process.wait()
         busy = (last["area"] - first["area"]) / (last["last"] - first["last"]) / BOTH
         rows.append(Row(name, goal, f"{busy:.3f}"))
-    return rows
+    return [*rows, *(Row(*words) for words in measure_all(*scale.simulated_slots))]
 
 
 def _when(address: str, done: int, client: "subprocess.Popen[bytes]") -> dict[str, float]:
@@ -226,11 +231,27 @@ def peers(scratch: Path, scale: Scale) -> list[Row]:
     return [Row(*words) for words in side_by_side(scratch, sizes)]
 
 
+def concurrency(scratch: Path, scale: Scale) -> list[Row]:
+    """What concurrency = "auto" finds, beside fixed numbers."""
+    from bench.pace import measure_all
+
+    return [Row(*words) for words in measure_all(scratch)]
+
+
+def efficiency(scratch: Path, scale: Scale) -> list[Row]:
+    """What the efficiency meter says, and how near a run comes to a bare closed loop."""
+    from bench.efficiency import measure_all
+
+    return [Row(*words) for words in measure_all(scratch)]
+
+
 FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
     "peers": peers,  # first: what they took stands beside the others' rows
     "cost": client_cost,
     "lag": loop_lag,
     "slots": slots_busy,
+    "pace": concurrency,
+    "efficiency": efficiency,
     "memory": memory,
     "resume": resume,
     "kept": kept,
@@ -239,6 +260,9 @@ FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
     "page": page,
     "reference": reference,
 }
+
+NOT_IN_SMALL = ("pace", "efficiency")
+"""What they measure shows only after minutes."""
 
 
 def clear(scratch: Path) -> None:

@@ -68,9 +68,7 @@ class Lane:
     seen: int = 0
     begun: int = 0
     answered: Answers = field(default_factory=Answers)
-    in_flight: int = 0
     answers: int = 0
-    tokens: int = 0
     broken_in_row: int = 0
     refused_since: float | None = None
     held: bool = False
@@ -81,6 +79,11 @@ class Lane:
     slots: set["asyncio.Task[None]"] = field(default_factory=set)
     work: Slots = field(default_factory=lambda: Slots(time.monotonic(), 0.0))
 
+    @property
+    def in_flight(self) -> int:
+        """Prompts that a slot has."""
+        return self.work.asked
+
     def until_now(self) -> float:
         """What its slots do was so until now; to be called before that changes. The time by the monotonic clock."""
         moment = time.monotonic()
@@ -90,13 +93,11 @@ class Lane:
     def begins(self) -> None:
         """A slot has a prompt."""
         self.until_now()
-        self.in_flight += 1
         self.work.asked += 1
 
     def ends(self) -> None:
         """A slot is done with its prompt."""
         self.until_now()
-        self.in_flight -= 1
         self.work.asked -= 1
 
 
@@ -240,7 +241,6 @@ class Attempts:
         return max(MIN_TIMEOUT_S, TIMEOUT_FACTOR * max_tokens / self._slowest)
 
     def _note(self, lane: Lane, completion: Completion, seconds: float) -> None:
-        lane.tokens += completion.output_tokens
         lane.answered = lane.answered.plus(completion.output_tokens, seconds)
         if (now := completion.accept_length) is not None:
             previous = lane.accept_length

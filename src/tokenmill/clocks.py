@@ -43,12 +43,12 @@ class Rate:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._samples: list[tuple[float, int]] = []
+        self._samples: list[tuple[float, float]] = []
 
     def clear(self) -> None:
         self._samples = []
 
-    def note(self, count: int) -> None:
+    def note(self, count: float) -> None:
         """The counter's value now."""
         moment = self._clock()
         if not self._samples or moment - self._samples[-1][0] >= SAMPLE_S:

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from tokenmill import settings
 from tokenmill.cluster.base import Cluster, Node, Results
@@ -35,6 +36,9 @@ STORE_PATIENCE_S = 60.0
 
 BATCH = 512
 """Prompts handed out between two looks at the results."""
+
+HANDING_S = 0.1
+"""Prompts mostly come at once; a prompt file that is slower holds up no answers."""
 
 READ_ON = 2048
 """Prompts that are read on to find what nodes have brought, beyond as many as they brought: what was in hand lies at
@@ -84,7 +88,7 @@ class Collector:
         self._left = accounts.ledger.left
         self._unwritten: set[Id] = set()
         self._feeding = asyncio.Lock()
-        """One node at a time reads on: the feed's order is the cohorts'."""
+        """One node at a time reads on: the feed's order is the cohorts'. Held until what was brought is stored."""
         self._storing = asyncio.Lock()
         """One batch at a time is written: what a failed write left behind goes with the next."""
         self._replaced: dict[tuple[str, int, int], list[Again]] = {}
@@ -117,11 +121,17 @@ class Collector:
         """Until this node has ended or is lost: what it had then goes to the others."""
         self._dispatch.join(node)
         why = "has ended"
-        try:
-            while not (results := await node.results()).ended:
-                await self._take_in(node, results)
-        except NodeLostError as error:
-            why = str(error)
+        handing: asyncio.Task[None] | None = None
+        async with asyncio.TaskGroup() as beside:
+            try:
+                while not (results := await node.results()).ended:
+                    knows = handing is None or handing.done()  # else its credits are of before it was given some
+                    await self._take_in(node, results)
+                    if knows and results.credits and not self.draining:
+                        handing = beside.create_task(self._in_spite_of_the_prompts(self._hand_out(node, results)))
+                        await asyncio.wait([handing], timeout=HANDING_S)
+            except NodeLostError as error:
+                why = str(error)
         lost = self._dispatch.leave(node)
         self._earlier.leave(node)
         if node.name and not self.draining:
@@ -146,17 +156,13 @@ class Collector:
             await self._take_from_before(node, strays, results.held)
         if records:
             await self._keep(records)
+        is_busy = self._dispatch.outstanding or self._dispatch.waiting or self._feeding.locked()
         if self.draining:
             if self._deadline and time.monotonic() > self._deadline:
                 await self.stop(0.0)
-        elif self._accounts.feed.ended and not self._dispatch.outstanding and not self._dispatch.waiting:
+        elif self._accounts.feed.ended and not is_busy:
             self.draining = True
             await self.stop(0.0)
-        elif results.credits:
-            left = self._left + len(self._dispatch.waiting)
-            count = self._dispatch.allowed(node, results.credits, results.capacity, left)
-            if count:
-                await self._in_spite_of_the_prompts(self._hand_out(node, min(count, BATCH)))
 
     async def _take_from_before(self, node: Node, strays: list[Record], held: tuple[Prompt, ...]) -> None:
         """What a node made for an earlier life of this run, or was believed lost with. The set is read on to it, so
@@ -168,8 +174,7 @@ class Collector:
             words = f"brings {len(strays)} records from before, and has {len(held)} prompts in hand"
             self._log.add(Event(now(), "node", f"{words}: {brought} are asked for", node=node.name))
         await self._keep_earlier(counting)
-        if len(self._earlier):
-            await self._in_spite_of_the_prompts(self._read_on())
+        await self._in_spite_of_the_prompts(self._read_on())
 
     async def _keep_earlier(self, records: list[Record]) -> None:
         if records:
@@ -189,26 +194,32 @@ class Collector:
 
     async def _read_on(self) -> None:
         """To all that nodes have brought, where it is near; what is read on the way waits for a node."""
-        far = len(self._earlier) + READ_ON
-        while len(self._earlier) and far > 0 and not self._accounts.feed.ended:
+        for _ in range(-(-(len(self._earlier) + READ_ON) // BATCH)):
             async with self._feeding:
+                if not len(self._earlier) or self._accounts.feed.ended:
+                    return
                 usable, records, made = await self._take(BATCH)
-            self._dispatch.waiting.extend(usable)
-            await self._keep_earlier(made)
+                self._dispatch.waiting.extend(usable)
+                await self._keep_earlier(made)
             if records:
                 await self._keep(records)
-            far -= BATCH
 
-    async def _hand_out(self, node: Node, count: int) -> None:
+    async def _hand_out(self, node: Node, results: Results) -> None:
+        """As many as the node has room for; where it is lost, its results say so."""
+        left = self._left + len(self._dispatch.waiting)
+        count = min(self._dispatch.allowed(node, results.credits, results.capacity, left), BATCH)
+        if not count:
+            return
         async with self._feeding:
             usable, unusable, made = await self._next(count)
-        self._dispatch.offered(node, usable)
-        await self._keep_earlier(made)
+            self._dispatch.offered(node, usable)
+            await self._keep_earlier(made)
         if unusable:
             await self._keep(unusable)
-        if usable:
-            await node.offer(usable)  # last: the node may be lost, and the feed gives the others out but once
         self._size_the_last_cohort()
+        if usable:
+            with suppress(NodeLostError):  # what it was offered goes to the others with the rest of what it has
+                await node.offer(usable)
 
     def _size_the_last_cohort(self) -> None:
         """It is as large as it has become once nothing more can be asked for."""

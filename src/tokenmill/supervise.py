@@ -177,7 +177,7 @@ class Supervisor:
         if (came := lane.answers + lane.seen) != self._answers:
             self._answers = came
             self.post(core.Progress(strong=True))
-        self._rate.note(lane.tokens)
+        self._rate.note(lane.answered.t)
         if self._life is not None:
             self._pacing.look(lane, self._life.sight)
             if self._life.sight.accept_length is not None:

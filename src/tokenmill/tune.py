@@ -54,7 +54,7 @@ PATIENCE = 8.0
 LEAST_PATIENCE_S = 10.0
 """Where answers take no time, a server may still hold its breath."""
 
-HOPELESS = 0.5
+OUT_OF_REACH = 0.5
 """Of the leader's slowest window: what is slower than that is told, and not measured any longer than the least."""
 
 UNASKED = ("output", "room", "notify", "prompts", "capacity")
@@ -337,7 +337,7 @@ async def _trial(desk: _Desk, due: Sequence[Setup], number: int) -> None:
     plan = Plan(
         desk.seconds,
         max(LEAST_PATIENCE_S, PATIENCE * longest) if longest else desk.watch.left_s,
-        HOPELESS * best.low if best is not None else 0.0,
+        OUT_OF_REACH * best.low if best is not None else 0.0,
     )
     desk.watch.doing = f"{first.name}: starting"
     told: list[Trial] = []
@@ -360,8 +360,8 @@ async def _trial(desk: _Desk, due: Sequence[Setup], number: int) -> None:
     finally:
         for event in bench.events:
             desk.log.add(event)
-    took = round((time.monotonic() - began) / max(1, len(told)), 1)
-    desk.keep(*(replace(trial, seconds=took) for trial in told))
+        took = round((time.monotonic() - began) / max(1, len(told)), 1)
+        desk.keep(*(replace(trial, seconds=took) for trial in told))  # what was measured before Ctrl-C, too
     for trial in told:
         desk.tell(_words(trial))
 

@@ -1,29 +1,15 @@
-"""What servers can do with nothing around them: a bare closed loop, `width` requests in flight on each.
+"""SGLang's servers with nothing around them (bench/closed_loop.py), on prompt ids with the same sampling.
 
-Posts prompt ids in a given order with the same sampling, each once, throws the answers away and notes their tokens: the
-denominator of "tokens/s under tokenmill ÷ peak". Both are read by `steady`, so that neither counts its ramp or its end.
+Both sides of "tokens/s under tokenmill ÷ peak" are read by `steady`, so that neither counts its ramp or its end.
 """
 
-import asyncio
 import json
-import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import aiohttp
-import uvloop
-
-REQUEST_S = 120.0
-
-
-class Answer(NamedTuple):
-    """When it was asked for and when it was there, in seconds of one clock; its tokens."""
-
-    asked: float
-    came: float
-    tokens: int
+from bench import closed_loop
+from tokenmill.core.trials import Answer
 
 
 @dataclass(frozen=True)
@@ -49,29 +35,13 @@ def loop(
     ports: Sequence[int], prompts: Sequence[Sequence[int]], sampling: dict[str, object], width: int, seconds: float
 ) -> list[Answer]:
     """`width` in flight on each port until all prompts are asked for, or `seconds` are over."""
-    return uvloop.run(_loop(ports, prompts, sampling, width, seconds))
+    bodies = [json.dumps({"input_ids": list(ids), "sampling_params": sampling}).encode() for ids in prompts]
+    urls = [f"http://127.0.0.1:{port}/generate" for port in ports]
 
+    def tokens(answer: dict[str, dict[str, int]]) -> int:
+        return answer["meta_info"]["completion_tokens"]
 
-async def _loop(
-    ports: Sequence[int], prompts: Sequence[Sequence[int]], sampling: dict[str, object], width: int, seconds: float
-) -> list[Answer]:
-    bodies = iter([json.dumps({"input_ids": list(ids), "sampling_params": sampling}).encode() for ids in prompts])
-    end = time.monotonic() + seconds
-    answers: list[Answer] = []
-
-    async def slot(session: aiohttp.ClientSession, url: str) -> None:
-        while (asked := time.monotonic()) < end and (body := next(bodies, None)) is not None:
-            async with session.post(url, data=body, headers={"Content-Type": "application/json"}) as reply:
-                answer = json.loads(await reply.read())
-            answers.append(Answer(asked, time.monotonic(), answer["meta_info"]["completion_tokens"]))
-
-    limits = aiohttp.ClientTimeout(total=REQUEST_S)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=limits) as session, asyncio.TaskGroup() as tasks:
-        for port in ports:
-            for _ in range(width):
-                tasks.create_task(slot(session, f"http://127.0.0.1:{port}/generate"))
-    return answers
+    return closed_loop.loop(urls, bodies, tokens, width=width, seconds=seconds)
 
 
 def forget(ports: Sequence[int]) -> None:

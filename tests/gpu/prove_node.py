@@ -21,11 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.closed_loop import Answer, Rate, forget, loop, steady
+from tests.gpu.closed_loop import Rate, forget, loop, steady
 from tests.gpu.prove import FLAGS, START_S, cards, keep, make_case, phases, prove, write_prompts
 from tests.gpu.prove_sglang import end_ids, exactness, render
 from tests.harness import Case, assert_whole
 from tokenmill.core.records import Record
+from tokenmill.core.trials import Answer
 
 FIRST = 200
 WIDTHS = (64, 128, 256)

@@ -228,8 +228,16 @@ def test_what_a_node_brings_while_the_run_ends_is_stored(tmp_path: Path) -> None
 class Lost(Survivor):
     """It dies as soon as it is asked for something."""
 
+    lost = False
+
     async def offer(self, prompts: list[Prompt]) -> None:
+        self.lost = True
         raise NodeLostError("it is lost")
+
+    async def results(self) -> Results:
+        if self.lost:
+            raise NodeLostError("it is lost")
+        return await super().results()
 
 
 def test_rows_that_cannot_be_used_are_stored_though_the_node_is_lost_that_they_were_read_for(tmp_path: Path) -> None:

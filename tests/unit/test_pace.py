@@ -157,6 +157,9 @@ def test_unlike_servers_are_found_each_for_itself() -> None:
 def test_nothing_is_learned_of_a_server_that_is_not_kept_full() -> None:
     server, pace = Server("streams", 64, 16), Pace(32, AT_MOST)
     assert set(server.go(pace, 600.0, lambda target: target // 2)) == {32}
+    pace = Pace(8, AT_MOST)
+    assert set(server.go(pace, 600.0, lambda target: 8)) == {8, 9}
+    assert pace.base == 8
 
 
 def test_one_that_stands_still_is_no_better_with_any_other_number() -> None:

@@ -75,8 +75,9 @@ def test_lines_are_found_wherever_a_block_ends(lengths: list[int], ends: bool, f
 @given(lengths=st.lists(st.one_of(st.integers(0, 2), st.just(BLOCK // 3)), max_size=12), seed=st.integers(0, 2**24 - 1))
 def test_the_rows_that_are_wanted_come_with_the_numbers_they_have_among_all(lengths: list[int], seed: int) -> None:
     with TemporaryDirectory() as folder:
-        for name in ("a.jsonl", "b.jsonl"):
-            (Path(folder) / name).write_bytes(b"\n".join(b"x" * length for length in lengths))
+        text = b"\n".join(b"x" * length for length in lengths)
+        for name, data in (("a.jsonl", text), ("b.jsonl.zst", zstandard.compress(text)), ("c.jsonl", text)):
+            (Path(folder) / name).write_bytes(data)
         found = list(rows.rows(Path(folder), COLUMNS))
         wanted = np.array([bool(seed >> n & 1) for n in range(len(found))], dtype=np.bool_)
         expected = [raw for raw in found if wanted[raw.row]]

@@ -66,9 +66,6 @@ class Slots:
         passed, self._last = now - self._last, now
         if self._closed or not capacity or passed <= 0:
             return
-        if capacity != self._capacity and self.stretches is not None:
-            self.stretches.restart(now, self._at, self._late)
-        self._capacity = capacity
         share = passed / max(capacity, self.asked)
         self._at += self.served * share
         self._slots += self.served * passed
@@ -78,6 +75,9 @@ class Slots:
         refused = empty if held else min(self.refused, empty)
         self._away += refused * share
         self._idle += (empty - refused) * share
+        if capacity != self._capacity and self.stretches is not None:
+            self.stretches.restart(now, self._at, self._late)
+        self._capacity = capacity
 
     def begins(self, now: float) -> None:
         """A request goes to the server; `until` was called."""

@@ -29,6 +29,10 @@ STEP, WIDE = 0.1, 0.25
 """Up by a tenth, since what is too much only queues. Down by a quarter where the server runs all it has: a rate that
 falls slowly with every request more shows over a distance."""
 
+FILLED = 0.975
+"""So much of a number must be in flight on average, or it was not that number: where nobody fills its slots, the one
+request more of a trial never comes."""
+
 GROWN = 0.8
 """So much of what is added must be begun, of what is begun otherwise: prompts take a while to read. A server that is
 full begins none."""
@@ -137,10 +141,11 @@ class Block:
         if self.last.tokens is not None:
             return (self.last.tokens - (self.first.tokens or 0.0)) / (self.last.at - self.first.at)
         answers = self._answers
-        return self._in_flight * answers.t / answers.s if answers.s > 0 else 0.0
+        return self.in_flight * answers.t / answers.s if answers.s > 0 else 0.0
 
     @property
-    def _in_flight(self) -> float:
+    def in_flight(self) -> float:
+        """On average."""
         return fmean(look.in_flight for look in self.looks)
 
     @property
@@ -155,7 +160,7 @@ class Block:
         if told is not None or self.last.tokens is not None:
             return told
         share = self._answers.begun()
-        return None if share is None else min(1.0, share) * self._in_flight
+        return None if share is None else min(1.0, share) * self.in_flight
 
     @property
     def queued(self) -> float | None:
@@ -252,7 +257,10 @@ class Pace:
         else:
             self._block.add(seen)
             if self._block.is_whole:
-                self._read(self._block)
+                if self._block.in_flight >= FILLED * self.target:
+                    self._read(self._block)
+                else:
+                    self._block = Block(seen, seen)
         return self.target
 
     def _settle_s(self, seen: Seen) -> float:

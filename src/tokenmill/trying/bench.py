@@ -60,11 +60,11 @@ class Watch:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Of a trial: it measures for `seconds` at least, and waits for the last answers for `patience_s` at most; below
-    `hopeless` tokens a second its spread is of no interest."""
+    `out_of_reach` tokens a second its spread is of no interest."""
 
     seconds: float
     patience_s: float
-    hopeless: float = 0.0
+    out_of_reach: float = 0.0
 
 
 class Bench:
@@ -138,7 +138,7 @@ class Bench:
             fresh = self._answers[came:]
             longer = begin + min(WINDOWS * mean_s(fresh), STRETCH * plan.seconds)
             longer = min(longer, self._watch.deadline - 2 * mean_s(fresh))
-            if longer <= end or rate_by_slot(fresh, self._aim) < plan.hopeless:
+            if longer <= end or rate_by_slot(fresh, self._aim) < plan.out_of_reach:
                 return end
             end = longer
 

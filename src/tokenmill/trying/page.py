@@ -65,10 +65,8 @@ def plan(setups: Sequence[Setup], minutes: float, seconds: float, prompts: int, 
 def table(found: Sequence[Standing], best: Standing | None) -> Table:
     """A row for each setup, the fastest first; those that did not come up last, with their cause."""
     rows = Table(box=None, pad_edge=False, header_style="bold")
-    for name, where in (("tok/s", "right"), ("spread", "right"), ("× as is", "right"), ("accept", "right")):
-        rows.add_column(name, justify="right" if where == "right" else "left", no_wrap=True)
-    rows.add_column("at once", justify="right", no_wrap=True)
-    rows.add_column("starts", justify="right", no_wrap=True)
+    for name in ("tok/s", "spread", "× as is", "accept", "at once", "starts"):
+        rows.add_column(name, justify="right", no_wrap=True)
     rows.add_column("setup", overflow="fold")
     here = next((each for each in found if each.setup.as_is and each.rates), None)
     for each in sorted(found, key=lambda each: -each.rate):
@@ -93,9 +91,9 @@ def rate(value: float) -> str:
     return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
 
 
-def lines(config: Config, best: Standing | None) -> str:
+def lines(config: Config, best: Standing) -> str:
     """The winner as TOML for the config, empty where it is the config's own. Secrets are masked."""
-    if best is None or best.setup.as_is:
+    if best.setup.as_is:
         return ""
     found: dict[str, Any] = {}
     if best.setup.args != config.engine.args:
@@ -113,10 +111,10 @@ def concurrency_of(config: Config, best: Standing) -> int | None:
     return best.width if isinstance(asked, int) and best.width > asked else None
 
 
-def whole(config: Config, best: Standing | None) -> str:
+def whole(config: Config, best: Standing) -> str:
     """The whole config with the winner in it, as TOML: keys that were set, paths absolute, without comments."""
     data: dict[str, Any] = config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    if best is not None and not best.setup.as_is:
+    if not best.setup.as_is:
         data.setdefault("engine", {})["args"] = _plain(best.setup.args)
         if (concurrency := concurrency_of(config, best)) is not None:
             data.setdefault("generation", {})["concurrency"] = concurrency

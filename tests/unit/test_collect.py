@@ -1,0 +1,58 @@
+"""The collector between a node and a slow prompt file."""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tests.unit.make import jsonl
+from tests.unit.test_collect_again import Moody, accounts_of
+from tokenmill.cluster.local import Alone
+from tokenmill.collect import Collector
+from tokenmill.events import EventLog
+from tokenmill.feed import BATCH, Feed
+from tokenmill.folder import RunFolder
+from tokenmill.rows import Mask, RawRow
+from tokenmill.store import Store
+
+ROWS, READ = 3 * BATCH, 2 * BATCH
+
+
+class Slow(Feed):
+    """A prompt file that gives no more rows after READ, until nearly all answers to those before are stored."""
+
+    def _rows(self, wanted: Mask) -> Iterator[RawRow]:
+        for number, raw in enumerate(super()._rows(wanted)):
+            deadline = time.monotonic() + 20
+            while number == READ and self._ledger.counts().done < READ - 20:
+                assert time.monotonic() < deadline, f"only {self._ledger.counts().done} answers are stored"
+                time.sleep(0.01)
+            yield raw
+
+
+def test_prompt_file_that_hangs_holds_up_no_answer(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    path = jsonl(tmp_path / "prompts.jsonl", [{"id": f"k{n}", "prompt": f"q{n}"} for n in range(ROWS)])
+    accounts = accounts_of(folder, path, 1)
+    accounts.feed.close()
+    accounts = replace(accounts, feed=Slow(path, accounts.ledger, "s", cohort=20, next_cohort=1, dedup=False))
+    node = Moody(random.Random(1))
+
+    async def collect() -> None:
+        store = Store(folder.data, 1 << 30, lambda text, level: None)
+        collector = Collector(accounts, store, folder, EventLog(folder.events))
+
+        async def stop(grace_s: float | None) -> None:
+            await node.stop(grace_s, keep=False)
+
+        collector.stop = stop
+        async with asyncio.timeout(60):
+            await collector.run(Alone(node, node.run))
+        await store.close(seal=False)
+
+    asyncio.run(collect())
+    accounts.feed.close()
+    assert accounts.ledger.counts().pending == 0
