@@ -92,11 +92,14 @@ class Spool:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows = len(self.read())
+        self._size = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
     def append(self, records: list[Record]) -> None:
-        """Raises OSError; what was written of them is then cut off again by its checksum."""
+        """Raises OSError; what was written of them, or half a line that a death left, is cut off by the next."""
         with self.path.open("ab") as out:
+            out.truncate(self._size)
             out.write(b"".join(map(store.line_of, records)))
+        self._size = self.path.stat().st_size
         self.rows += len(records)
 
     def read(self) -> tuple[Record, ...]:
@@ -107,7 +110,7 @@ class Spool:
 
     def clear(self) -> None:
         self.path.unlink(missing_ok=True)
-        self.rows = 0
+        self.rows = self._size = 0
 
 
 def folder_of(config: Config, node: str) -> RunFolder:
@@ -128,6 +131,8 @@ class Outpost:
         self._life: asyncio.Task[None] | None = None
         self._guard: asyncio.Task[None] | None = None
         self._spool: Spool | None = None
+        self._unspooled = ""
+        """Why the last attempt to spool failed: it is tried twice a second, and told once."""
         self._trouble: Trouble | None = None
         self._doctor: tuple[status.Finding, ...] = ()
         self._held: dict[Id, Prompt] = {}
@@ -323,6 +328,9 @@ class Outpost:
                 self._spool.append(self._sent)
             except OSError as error:
                 words = f"{self._spool.path} cannot be written: {error.strerror}"
-                self._events.append(Event(now(), "node", words, level="warn", node=self._name))
+                if words != self._unspooled:
+                    fix = f"df -h {self._spool.path.parent}"
+                    self._events.append(Event(now(), "node", words, "", "warn", fix, node=self._name))
+                self._unspooled = words
             else:
-                self._sent = []
+                self._sent, self._unspooled = [], ""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 from tests import bynumber
 from tests.contract.test_node_seam import make_case, prompts
 from tests.harness import Case
+from tests.unit.make import record
 from tokenmill import __version__, configfile
 from tokenmill.core.records import Record
 from tokenmill.core.status import NodeStatus
-from tokenmill.outpost import Order, Outpost, Parcel, folder_of
+from tokenmill.outpost import Order, Outpost, Parcel, Spool, folder_of
 
 WAIT_S = 30.0
 SILENT_S = 0.3
@@ -182,6 +184,25 @@ def test_a_node_that_is_dismissed_keeps_what_it_made_and_leaves_nothing(
         assert 0 < spooled(case) <= COUNT
 
     run(case, story())
+
+
+def test_a_spool_that_a_full_disk_or_a_death_tore_holds_every_record_once(tmp_path: Path) -> None:
+    records = [record(f"k{n}", row=n) for n in range(3)]
+    path = tmp_path / "spool.jsonl"
+    Spool(path).append(records[:1])
+    with path.open("ab") as torn:
+        torn.write(b'{"key":"k1","sam')
+    spool = Spool(path)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 400, limit[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            spool.append(records[1:])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    spool.append(records[1:])
+    assert [row.key for row in Spool(path).read()] == ["k0", "k1", "k2"]
+    assert spool.rows == 3
 
 
 def run(case: Case, story: Coroutine[Any, Any, None]) -> None:

@@ -132,6 +132,8 @@ class RayCluster:
         self._log = log
         self._skip = skip
         self._nodes: dict[str, FarNode] = {}
+        self._names: dict[str, str] = {}
+        """By Ray's ids of the machines."""
         self._coming: dict[str, asyncio.Task[None]] = {}
         self._unplaced: dict[str, FarNode] = {}
         self._again_at: dict[str, float] = {}
@@ -224,7 +226,9 @@ class RayCluster:
             await self._sort_out()
             if self._nodes:
                 without_since = moment
-            elif self._refused and not self._coming:
+            elif (
+                self._refused and not self._coming and not self._again_at.keys() - self._refused.keys()
+            ):  # none is awaited
                 raise next(iter(self._refused.values()))
             elif moment - without_since > self._config.fleet.give_up:
                 waiting = f": Ray has not started those on {', '.join(self._unplaced)}" if self._unplaced else ""
@@ -262,8 +266,8 @@ class RayCluster:
     async def _look(self) -> None:
         """Begins with every machine that fits and has no node."""
         gpus = "none" if self._config.engine.addresses else self._config.fleet.gpus
-        for machine in fitting(await _asked(ray.nodes), gpus):
-            name = machine.name
+        for machine in fitting(await _asked(ray.nodes), gpus, self._names):
+            name = self._names[machine.id] = machine.name
             busy = name in self._nodes or name in self._coming or name in self._refused
             if not busy and time.monotonic() >= self._again_at.get(name, 0.0):
                 self._coming[name] = asyncio.create_task(self._begin(machine), name=f"node {name}")
