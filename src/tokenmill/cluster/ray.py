@@ -79,10 +79,19 @@ REFUSALS = {
 }
 """What Ray says to a process that it does not let in, and what helps."""
 
+WANTED = "fleet.address = HOST:PORT of Ray's head, where `ray status --address HOST:PORT` answers; or auto"
+"""Where nobody answers: ray://… and a name alone are no such addresses."""
+
 FATAL = (GateError,)
 """Trouble of one node that would be every node's."""
 
 T = TypeVar("T")
+
+
+def refused(error: PluginError) -> PreflightError:
+    """Ray does not let this process in."""
+    fix = next((fix for words, fix in REFUSALS.items() if words in str(error)), "ray status")
+    return PreflightError(str(error), fix=fix)
 
 
 class RayActor:
@@ -246,7 +255,7 @@ class RayCluster:
         ray_worker.print_to_stdstream = lambda *_, **__: None
         more: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if address != "auto" and not answers(address):
-            raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix="ray status --address ADDRESS")
+            raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix=WANTED)
         try:
             with boundary(f"Ray at {address}"):
                 try:
@@ -256,8 +265,7 @@ class RayCluster:
                     self._own = True
                 host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
         except PluginError as error:
-            fix = next((fix for words, fix in REFUSALS.items() if words in str(error)), "ray status")
-            raise PreflightError(str(error), fix=fix) from error
+            raise refused(error) from error
         self._head = (host, int(port))
 
     def _head_answers(self) -> bool:

@@ -15,9 +15,10 @@ import ray
 from ray import exceptions
 from tokenmill.checks.base import Context, Finding
 from tokenmill.cluster.machines import fitting
+from tokenmill.cluster.ray import WANTED, refused
 from tokenmill.config import Config
 from tokenmill.doctor import NODE_CHECKS, examine
-from tokenmill.errors import PreflightError, boundary
+from tokenmill.errors import PluginError, PreflightError, UnreachedError, boundary
 from tokenmill.leftovers import survivors
 from tokenmill.machine.ports import answers
 from tokenmill.machine.threads import ask
@@ -66,12 +67,16 @@ def _visited(visit: Any) -> Any:
 def _connected(config: Config) -> Iterator[None]:
     address = config.fleet.address
     if address != "auto" and not answers(address):
-        raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix="ray status --address ADDRESS")
+        raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix=WANTED)
+    try:
+        with boundary(f"Ray at {address}"):
+            try:
+                ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+            except ConnectionError as error:
+                raise UnreachedError("no Ray cluster runs here", fix="ray status") from error
+    except PluginError as error:
+        raise refused(error) from error
     with boundary("ray"):
-        try:
-            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError as error:
-            raise PreflightError("no Ray cluster runs here", fix="ray status") from error
         try:
             yield
         finally:
