@@ -302,11 +302,13 @@ class Outpost:
         self._put_aside(results.records)
 
     async def _watch(self, patience_s: float) -> None:
-        """Keeps what comes while no head asks for it, and ends the servers when none has come for `patience_s`."""
-        while self._living:
+        """Keeps what comes while no head asks for it, and ends the servers when none has come for `patience_s`. Where a
+        head has ended them and is gone itself, nobody else ends this process, which may hold GPUs of Ray's."""
+        while not self.deserted.is_set():
             await asyncio.sleep(min(LOOK_S, self._silent_s))
             if self._silence() < self._silent_s:
                 continue
+            living = self._living
             async with self._taking:
                 if self._silence() >= self._silent_s:
                     await self._keep()
@@ -315,6 +317,8 @@ class Outpost:
                 self._events.append(Event(now(), "node", words, level="warn", node=self._name))
                 await self.stop(0.0, keep=False)
                 await self._drained()
+                self.deserted.set()
+            elif not living:
                 self.deserted.set()
 
     def _silence(self) -> float:

@@ -186,6 +186,24 @@ def test_a_node_that_is_dismissed_keeps_what_it_made_and_leaves_nothing(
     run(case, story())
 
 
+def test_a_node_whose_head_dies_while_it_ends_leaves_by_itself_and_keeps_its_records(tmp_path: Path) -> None:
+    """Its process would hold GPUs of Ray's for ever."""
+    case = make_case(tmp_path, **{"latency-ms": 600})
+
+    async def story() -> None:
+        outpost = Outpost(SILENT_S)
+        await ready(outpost, case)
+        await outpost.offer(msgspec.json.encode(prompts(2)))
+        async with asyncio.timeout(WAIT_S):
+            while msgspec.json.decode(await outpost.status(), type=NodeStatus).in_flight < 2:
+                await asyncio.sleep(0.02)
+            await outpost.stop(None, False)
+            await outpost.deserted.wait()
+        assert spooled(case) == 2
+
+    run(case, story())
+
+
 def test_a_spool_that_a_full_disk_or_a_death_tore_holds_every_record_once(tmp_path: Path) -> None:
     records = [record(f"k{n}", row=n) for n in range(3)]
     path = tmp_path / "spool.jsonl"

@@ -27,6 +27,7 @@ import ray
 from ray import exceptions
 from tokenmill import __version__
 from tokenmill.cluster.base import Node
+from tokenmill.cluster.door import knock, refused
 from tokenmill.cluster.far import CALL_S, FarNode
 from tokenmill.cluster.machines import Machine, fitting
 from tokenmill.cluster.post import Post
@@ -60,6 +61,9 @@ RETRY_S = 10.0
 HEAD_GONE_S = 45.0
 """Ray ends our process when its head has been away for 60 s: before that, we end in good order."""
 
+CUT_S = 10.0
+"""The same where all is done, or somebody has asked twice: what is left to do is to end servers, which end anyway."""
+
 MEET_S = 20.0
 """A node that lives answers within a second; one that does not is waited for no longer."""
 
@@ -73,25 +77,10 @@ VARIABLES = {
 """An actor's. Ray would end its children with it: a server that lives on is adopted, and a reload costs minutes. And
 where a machine's shell says that Ray should not tell an actor its GPUs, it would see those of other jobs, too."""
 
-REFUSALS = {
-    "AuthToken": "RAY_AUTH_MODE=token here, and the ~/.ray/auth_token of its head on every machine",
-    "ersion mismatch": "the same Ray and the same Python on every machine",
-}
-"""What Ray says to a process that it does not let in, and what helps."""
-
-WANTED = "fleet.address = HOST:PORT of Ray's head, where `ray status --address HOST:PORT` answers; or auto"
-"""Where nobody answers: ray://… and a name alone are no such addresses."""
-
 FATAL = (GateError,)
 """Trouble of one node that would be every node's."""
 
 T = TypeVar("T")
-
-
-def refused(error: PluginError) -> PreflightError:
-    """Ray does not let this process in."""
-    fix = next((fix for words, fix in REFUSALS.items() if words in str(error)), "ray status")
-    return PreflightError(str(error), fix=fix)
 
 
 class RayActor:
@@ -155,6 +144,7 @@ class RayCluster:
         self._self = f"{socket.gethostname()}, pid {os.getpid()} ({secrets.token_hex(4)})"
         self._own = False
         self._head: tuple[str, int] = ("", 0)
+        self._head_seen = 0.0
 
     async def joined(self) -> Node | None:
         return await self._joined.get()
@@ -187,8 +177,7 @@ class RayCluster:
             except TokenmillError as error:
                 trouble = error
             if isinstance(trouble, NodeLostError):
-                for node in self._nodes.values():
-                    node.is_left = True  # they live without Ray's head, for as long as a minute
+                self._leave_all()
             else:
                 await self._end()
         finally:
@@ -210,28 +199,54 @@ class RayCluster:
         for task in self._coming.values():
             task.cancel()
         nodes = list(self._nodes.values())
-        await asyncio.gather(*(node.stop(grace_s, keep) for node in nodes))
-        for node in nodes:
-            await node.done.wait()
-            await node.kill()
+        tasks = [asyncio.create_task(self._end_node(node, grace_s, keep)) for node in nodes]
+        while tasks and (await asyncio.wait(tasks, timeout=LOOK_S))[1]:
+            cut = self._stop is not None and self._stop[0] == 0.0
+            if not await self._head_is_there(CUT_S if cut else HEAD_GONE_S):
+                words = f"{self._away()}: its nodes are left; they end by themselves after fleet.wait_for_head"
+                self._say("node", words, "", "warn", f"tokenmill down {self._config.folder}   where they are")
+                self._leave_all()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                return
+        await asyncio.gather(*tasks)
         try:
             await _asked(ray.shutdown)
         except TokenmillError:
             pass  # the exit of this process is as good
 
+    async def _end_node(self, node: FarNode, grace_s: float | None, keep: bool) -> None:
+        await node.stop(grace_s, keep)
+        await node.done.wait()
+        await node.kill()
+
+    def _leave_all(self) -> None:
+        """They live without Ray's head, for as long as a minute."""
+        for node in self._nodes.values():
+            node.is_left = True
+
+    async def _head_is_there(self, limit_s: float) -> bool:
+        """Whether Ray's head has answered within so long; `_head_seen` is when it last did."""
+        if await threads.reading(self._head_answers, False):
+            self._head_seen = time.monotonic()
+        return time.monotonic() - self._head_seen <= limit_s
+
+    def _away(self) -> str:
+        host, port = self._head
+        return f"Ray's head at {host}:{port} has been away for {time.monotonic() - self._head_seen:.0f} s"
+
     async def _until_stopped(self) -> None:
         """Looks for machines until told to stop; raises the trouble that leaves no node."""
         self._say("run", f"Ray at {self._head[0]}:{self._head[1]}{', started for this run' if self._own else ''}")
-        without_since, head_seen = time.monotonic(), time.monotonic()
+        without_since = self._head_seen = time.monotonic()
         while not self._stopping.is_set():
             moment = time.monotonic()
-            if await threads.reading(self._head_answers, False):
-                head_seen = moment
+            if not await self._head_is_there(HEAD_GONE_S):
+                raise NodeLostError(self._away(), fix="start Ray again, then this: it goes on where it is")
+            if self._head_seen >= moment:
                 await self._look()
                 await self._meet()
-            elif moment - head_seen > HEAD_GONE_S:
-                words = f"Ray's head at {self._head[0]}:{self._head[1]} has been away for {HEAD_GONE_S:.0f} s"
-                raise NodeLostError(words, fix="start Ray again, then this: it goes on where it is")
             await self._sort_out()
             if self._nodes:
                 without_since = moment
@@ -254,8 +269,7 @@ class RayCluster:
         # Whatever log_to_driver says, Ray prints other machines' deaths, with stack traces, over our view of the run.
         ray_worker.print_to_stdstream = lambda *_, **__: None
         more: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
-        if address != "auto" and not answers(address):
-            raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix=WANTED)
+        knock(address)
         try:
             with boundary(f"Ray at {address}"):
                 try:

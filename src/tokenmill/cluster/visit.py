@@ -14,13 +14,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import ray
 from ray import exceptions
 from tokenmill.checks.base import Context, Finding
+from tokenmill.cluster.door import knock, refused
 from tokenmill.cluster.machines import fitting
-from tokenmill.cluster.ray import WANTED, refused
 from tokenmill.config import Config
 from tokenmill.doctor import NODE_CHECKS, examine
 from tokenmill.errors import PluginError, PreflightError, UnreachedError, boundary
 from tokenmill.leftovers import survivors
-from tokenmill.machine.ports import answers
 from tokenmill.machine.threads import ask
 from tokenmill.outpost import folder_of
 from tokenmill.plan import of_node
@@ -66,8 +65,7 @@ def _visited(visit: Any) -> Any:
 @contextmanager
 def _connected(config: Config) -> Iterator[None]:
     address = config.fleet.address
-    if address != "auto" and not answers(address):
-        raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix=WANTED)
+    knock(address)
     try:
         with boundary(f"Ray at {address}"):
             try:
