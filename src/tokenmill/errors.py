@@ -8,7 +8,7 @@
     ├── NoServerError        4  no server could be kept
     ├── GateError            5  the gate stopped the run
     ├── NodeLostError        4  a machine of the cluster is gone: the others get its prompts
-    ├── UnreachedError          a machine of the cluster does not answer for the moment: it is asked again
+    ├── UnreachedError          a cluster, or a machine of it, does not answer for the moment
     ├── StoppedError       130  told to stop before it was done; starting again goes on
     ├── StoreError           6  results could not be stored
     │   └── VanishedError       what was stored is gone: removed or moved in mid-run

@@ -112,6 +112,8 @@ class Outpost:
         self._life: asyncio.Task[None] | None = None
         self._guard: asyncio.Task[None] | None = None
         self._spool: Spool | None = None
+        self._unspooled = ""
+        """Why the last attempt to spool failed: it is tried twice a second, and told once."""
         self._trouble: Trouble | None = None
         self._doctor: tuple[status.Finding, ...] = ()
         self._held: dict[Id, Prompt] = {}
@@ -296,18 +298,24 @@ class Outpost:
         self._put_aside(results.records)
 
     async def _watch(self, patience_s: float) -> None:
-        """Keeps what comes while no head asks for it, and ends the servers when none has come for `patience_s`."""
-        while self._silence() < max(patience_s, self._silent_s):
+        """Keeps what comes while no head asks for it, and ends the servers when none has come for `patience_s`. Where a
+        head has ended them and is gone itself, nobody else ends this process, which may hold GPUs of Ray's."""
+        while not self.deserted.is_set():
             await asyncio.sleep(min(LOOK_S, self._silent_s))
+            if self._silence() < self._silent_s:
+                continue
+            living = self._living
             async with self._taking:
                 if self._silence() >= self._silent_s:
                     await self._keep()
-        if self._living:
-            words = f"no head for {patience_s:.0f} s: it ends its servers"
-            self._events.append(Event(now(), "node", words, level="warn", node=self._name))
-            await self.stop(0.0, keep=False)
-        await self._drained()
-        self.deserted.set()
+            if self._silence() >= patience_s:
+                words = f"no head for {patience_s:.0f} s: it ends its servers"
+                self._events.append(Event(now(), "node", words, level="warn", node=self._name))
+                await self.stop(0.0, keep=False)
+                await self._drained()
+                self.deserted.set()
+            elif not living:
+                self.deserted.set()
 
     def _silence(self) -> float:
         return time.monotonic() - self._heard
@@ -320,6 +328,9 @@ class Outpost:
                 self._spool.append(self._sent)
             except OSError as error:
                 words = f"{self._spool.path} cannot be written: {error.strerror}"
-                self._events.append(Event(now(), "node", words, level="warn", node=self._name))
+                if words != self._unspooled:
+                    fix = f"df -h {self._spool.path.parent}"
+                    self._events.append(Event(now(), "node", words, "", "warn", fix, node=self._name))
+                self._unspooled = words
             else:
-                self._sent = []
+                self._sent, self._unspooled = [], ""

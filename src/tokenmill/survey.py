@@ -13,7 +13,7 @@ from tokenmill.cluster.base import needs_ray
 from tokenmill.config import Config
 from tokenmill.core.roll import named
 from tokenmill.doctor import NODE_CHECKS, examine
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import TokenmillError, UnreachedError
 from tokenmill.folder import RunFolder
 from tokenmill.leftovers import survivors
 from tokenmill.planning.answer import Plan
@@ -44,7 +44,8 @@ def examined(config: Config, skip: Sequence[str], tell: Tell) -> list[Finding]:
         words = f"the machines of the cluster are not examined, but for this one: {error}"
         folder = RunFolder(config.folder)
         own = examine(Context(config, folder, survivors(folder)), wanted, checks=NODE_CHECKS, tell=tell)
-        return [Finding("nodes", "unknown", "", words, error.fix), *own]
+        starts = isinstance(error, UnreachedError)  # no cluster runs: a run starts one of this machine
+        return [Finding("nodes", "unknown" if starts else "fail", "", words, error.fix), *own]
     held: dict[tuple[str, ...], list[str]] = {}
     first: dict[tuple[str, ...], Finding] = {}
     for node, found in sorted(told.items()):

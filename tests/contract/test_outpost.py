@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 from tests import bynumber
 from tests.contract.test_node_seam import make_case, prompts
 from tests.harness import Case
+from tests.unit.make import record
 from tokenmill import __version__, configfile
 from tokenmill.core.records import Record
 from tokenmill.core.status import NodeStatus
 from tokenmill.outpost import Order, Outpost, Parcel, folder_of
+from tokenmill.spool import Spool
 
 WAIT_S = 30.0
 SILENT_S = 0.3
@@ -198,6 +201,43 @@ def test_a_node_that_is_dismissed_keeps_what_it_made_and_leaves_nothing(
         assert 0 < spooled(case) <= COUNT
 
     run(case, story())
+
+
+def test_a_node_whose_head_dies_while_it_ends_leaves_by_itself_and_keeps_its_records(tmp_path: Path) -> None:
+    """Its process would hold GPUs of Ray's for ever."""
+    case = make_case(tmp_path, **{"latency-ms": 600})
+
+    async def story() -> None:
+        outpost = Outpost(SILENT_S)
+        await ready(outpost, case)
+        await outpost.offer(msgspec.json.encode(prompts(2)))
+        async with asyncio.timeout(WAIT_S):
+            while msgspec.json.decode(await outpost.status(), type=NodeStatus).in_flight < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            await outpost.stop(None, False)
+            await outpost.deserted.wait()
+        assert spooled(case) == 2
+
+    run(case, story())
+
+
+def test_a_spool_that_a_full_disk_or_a_death_tore_holds_every_record_once(tmp_path: Path) -> None:
+    records = [record(f"k{n}", row=n) for n in range(3)]
+    path = tmp_path / "spool.jsonl"
+    Spool(path).append(records[:1])
+    with path.open("ab") as torn:
+        torn.write(b'{"key":"k1","sam')
+    spool = Spool(path)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 400, limit[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            spool.append(records[1:])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    spool.append(records[1:])
+    assert [row.key for row in Spool(path).read()] == ["k0", "k1", "k2"]
+    assert spool.rows == 3
 
 
 def run(case: Case, story: Coroutine[Any, Any, None]) -> None:

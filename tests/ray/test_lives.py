@@ -170,6 +170,38 @@ def test_nodes_whose_run_does_not_come_back_end_themselves_and_forget_nothing(tm
         assert sum(begun.values()) == ROWS, "what the nodes had made was asked for again"
 
 
+@pytest.mark.long
+def test_a_node_that_failed_does_not_end_the_run_while_a_lost_one_is_awaited(tmp_path: Path, cluster: Raylets) -> None:
+    with made(tmp_path / "alone", cluster, latency_ms=500) as case:
+        (case.run_path / "nodes").mkdir(parents=True)
+        for name in ("n0", "n2"):
+            (case.run_path / "nodes" / name).write_text("in the way of a node's folder")
+        run = case.start()
+        case.until_done(12, run)
+        os.kill(actor_pid(case, "n1"), signal.SIGKILL)
+        assert case.wait(run, 100.0) == 0
+        assert {record.key for record in case.records()} == KEYS
+        for name in ("n0", "n2"):
+            (case.run_path / "nodes" / name).unlink()
+
+
+@pytest.mark.long
+def test_whoever_leaves_while_rays_head_is_away_may(tmp_path: Path) -> None:
+    """Ray would abort the process a minute after its head: no report, and the run counts as killed."""
+    with raylets(*NODES) as cluster, made(tmp_path / "away", cluster, latency_ms=2500) as case:
+        run = case.start()
+        case.until_done(1, run)
+        cluster.kill_all()
+        run.send_signal(signal.SIGINT)
+        wait_until(lambda: "SIGINT: " in case.output(), run, 10.0)
+        run.send_signal(signal.SIGINT)
+        assert case.wait(run) == 130
+        assert "its nodes are left" in case.output()
+        assert "Traceback" not in case.output()
+        assert case.wait(case.command("down", str(case.run_path))) == 0
+        assert left(case) == set()
+
+
 def left(case: Case) -> set[int]:
     """Servers that still live."""
     every = {pid for name in (*NODES, "later") for pid in started(case, name)}

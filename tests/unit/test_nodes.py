@@ -212,6 +212,6 @@ def test_nodes_of_a_dead_run_are_told_with_the_time_of_their_end(tmp_path: Path)
     assert [words.partition(":")[0] for words in told[1:]] == ["node n0", "node n2"]
     (said,) = survey.examined(configfile.load(folder.config), tuple(NODE_CHECKS), told.append)
     assert (said.level, said.message.rpartition(": ")[2]) == (
-        "unknown",
+        "fail",
         "nobody answers at fleet.address = '127.0.0.1:1'",
     )

@@ -6,7 +6,7 @@ from typing import Any
 from ray._private import worker as ray_worker
 
 import ray
-from tokenmill.errors import PluginError, PreflightError, boundary
+from tokenmill.errors import PluginError, PreflightError, UnreachedError, boundary
 from tokenmill.machine.ports import answers
 
 NAMESPACE = "tokenmill"
@@ -18,22 +18,27 @@ REFUSALS = {
 }
 """What Ray says to a process that it does not let in, and what helps."""
 
+WANTED = "fleet.address = HOST:PORT of Ray's head, where `ray status --address HOST:PORT` answers; or auto"
+"""Where nobody answers: ray://… and a name alone are no such addresses."""
+
 
 def connect(address: str, *, or_start: bool) -> bool:
     """Joins the cluster at an address, with "auto" the one that runs here. With `or_start`, "auto" starts one of this
-    machine where none runs: then True. Raises PreflightError."""
+    machine where none runs: then True. Raises PreflightError; UnreachedError where "auto" finds none."""
     # Whatever log_to_driver says, Ray prints other machines' deaths, with stack traces, over our view of the run.
     # Nothing public turns that off.
     ray_worker.print_to_stdstream = lambda *_, **__: None
     more: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     if address != "auto" and not answers(address):
-        raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix="ray status --address ADDRESS")
+        raise PreflightError(f"nobody answers at fleet.address = {address!r}", fix=WANTED)
     try:
         with boundary(f"Ray at {address}"):
             try:
                 ray.init(address=address, **more)
             except ConnectionError as error:
-                if address != "auto" or not or_start:
+                if address == "auto" and not or_start:
+                    raise UnreachedError("no Ray cluster runs here", fix="ray status") from error
+                if address != "auto":
                     raise PreflightError(f"no Ray cluster runs at {address!r}: {error}", fix="ray status") from error
                 ray.init(address="local", include_dashboard=False, **more)
                 return True

@@ -57,6 +57,9 @@ RETRY_S = 10.0
 HEAD_GONE_S = 45.0
 """Ray ends our process when its head has been away for 60 s: before that, we end in good order."""
 
+CUT_S = 10.0
+"""The same where all is done, or somebody has asked twice: what is left to do is to end servers, which end anyway."""
+
 MEET_S = 20.0
 """A node that lives answers within a second; one that does not is waited for no longer."""
 
@@ -125,11 +128,12 @@ class RayCluster:
         self._log = log
         self._skip = skip
         self._nodes: dict[str, FarNode] = {}
+        self._names: dict[str, str] = {}
+        """By Ray's ids of the machines."""
         self._coming: dict[str, asyncio.Task[None]] = {}
         self._unplaced: dict[str, FarNode] = {}
         self._again_at: dict[str, float] = {}
         self._refused: dict[str, TokenmillError] = {}
-        self._names: dict[str, str] = {}
         self._joined: asyncio.Queue[Node | None] = asyncio.Queue()
         self._stop: tuple[float | None, bool] | None = None
         self._stopping = asyncio.Event()
@@ -138,6 +142,7 @@ class RayCluster:
         self._self = f"{socket.gethostname()}, pid {os.getpid()} ({secrets.token_hex(4)})"
         self._own = False
         self._head: tuple[str, int] = ("", 0)
+        self._head_seen = 0.0
 
     async def joined(self) -> Node | None:
         return await self._joined.get()
@@ -169,8 +174,7 @@ class RayCluster:
             except TokenmillError as error:
                 trouble = error
             if isinstance(trouble, NodeLostError):
-                for node in self._nodes.values():
-                    node.is_left = True  # they live without Ray's head, for as long as a minute
+                self._leave_all()
             else:
                 await self._end()
         finally:
@@ -193,31 +197,59 @@ class RayCluster:
         for task in self._coming.values():
             task.cancel()
         self._join_met()  # or nobody would take what they still have
-        for node in list(self._nodes.values()):
-            await node.done.wait()
-            await node.kill()
+        tasks = [asyncio.create_task(self._end_of_node(node)) for node in list(self._nodes.values())]
+        while tasks and (await asyncio.wait(tasks, timeout=LOOK_S))[1]:
+            cut = self._stop is not None and self._stop[0] == 0.0
+            if not await self._head_is_there(CUT_S if cut else HEAD_GONE_S):
+                words = f"{self._away()}: its nodes are left; they end by themselves after fleet.wait_for_head"
+                self._say("node", words, "", "warn", f"tokenmill down {self._config.folder}   where they are")
+                self._leave_all()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                return
+        await asyncio.gather(*tasks)
         try:
             await _asked(ray.shutdown)
         except TokenmillError:
             pass  # the exit of this process is as good
 
+    async def _end_of_node(self, node: FarNode) -> None:
+        await node.done.wait()
+        await node.kill()
+
+    def _leave_all(self) -> None:
+        """They live without Ray's head, for as long as a minute."""
+        for node in self._nodes.values():
+            node.is_left = True
+
+    async def _head_is_there(self, limit_s: float) -> bool:
+        """Whether Ray's head has answered within so long; `_head_seen` is when it last did."""
+        if await threads.reading(self._head_answers, False):
+            self._head_seen = time.monotonic()
+        return time.monotonic() - self._head_seen <= limit_s
+
+    def _away(self) -> str:
+        host, port = self._head
+        return f"Ray's head at {host}:{port} has been away for {time.monotonic() - self._head_seen:.0f} s"
+
     async def _until_stopped(self) -> None:
         """Looks for machines until told to stop; raises the trouble that leaves no node."""
         self._say("run", f"Ray at {self._head[0]}:{self._head[1]}{', started for this run' if self._own else ''}")
-        without_since, head_seen = time.monotonic(), time.monotonic()
+        without_since = self._head_seen = time.monotonic()
         while not self._stopping.is_set():
             moment = time.monotonic()
-            if await threads.reading(self._head_answers, False):
-                head_seen = moment
+            if not await self._head_is_there(HEAD_GONE_S):
+                raise NodeLostError(self._away(), fix="start Ray again, then this: it goes on where it is")
+            if self._head_seen >= moment:
                 await self._look()
                 await self._meet()
-            elif moment - head_seen > HEAD_GONE_S:
-                words = f"Ray's head at {self._head[0]}:{self._head[1]} has been away for {HEAD_GONE_S:.0f} s"
-                raise NodeLostError(words, fix="start Ray again, then this: it goes on where it is")
             await self._sort_out()
             if self._nodes:
                 without_since = moment
-            elif self._refused and not self._coming:
+            elif (
+                self._refused and not self._coming and not self._again_at.keys() - self._refused.keys()
+            ):  # none is awaited
                 raise next(iter(self._refused.values()))
             elif moment - without_since > self._config.fleet.give_up:
                 waiting = f": Ray has not started those on {', '.join(self._unplaced)}" if self._unplaced else ""
@@ -238,8 +270,8 @@ class RayCluster:
 
     async def _look(self) -> None:
         """Begins with every machine that fits and has no node."""
-        for machine in fitting(await _asked(ray.nodes), self._config.gpus):
-            name = self._names.setdefault(machine.id, machine.name)  # also when another of its name has joined
+        for machine in fitting(await _asked(ray.nodes), self._config.gpus, self._names):
+            name = self._names[machine.id] = machine.name
             busy = name in self._nodes or name in self._coming or name in self._refused
             if not busy and time.monotonic() >= self._again_at.get(name, 0.0):
                 self._coming[name] = asyncio.create_task(self._begin(replace(machine, name=name)), name=f"node {name}")

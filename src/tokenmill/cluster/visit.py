@@ -36,17 +36,17 @@ ALL_CARDS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 
 def dismissed(config: Config) -> dict[str, str]:
     """Ends the nodes of a run that is dead, with their servers: each node's name, and empty or why it has not ended.
-    Raises PreflightError where no cluster answers."""
+    Raises PreflightError where no cluster answers, UnreachedError where none runs here."""
     return dict(_visited(lambda deadline: _dismissed(config, deadline)))
 
 
 def plans(config: Config) -> list[NodePlan]:
-    """Each machine's part of a plan, as it says itself. Raises PreflightError where no cluster answers."""
+    """Each machine's part of a plan, as it says itself. Raises as `dismissed` does."""
     return list(_visited(lambda deadline: _plans(config, deadline)))
 
 
 def findings(config: Config, skip: tuple[str, ...]) -> dict[str, list[Finding]]:
-    """What a doctor finds on each machine. Raises PreflightError where no cluster answers."""
+    """What a doctor finds on each machine. Raises as `dismissed` does."""
     return dict(_visited(lambda deadline: _findings(config, skip, deadline)))
 
 

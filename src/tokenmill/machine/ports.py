@@ -31,8 +31,8 @@ def answers(address: str, timeout_s: float = 3.0) -> bool:
     """Whether anybody accepts connections at host:port."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout_s).close()
-    except (OSError, ValueError):
+        socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+    except (OSError, ValueError, OverflowError):
         return False
     return True
 

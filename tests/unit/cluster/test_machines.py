@@ -29,3 +29,19 @@ def test_names_are_folders_names_and_each_is_one_machines() -> None:
         "gpu_box_1-000006",
         "10.0.0.7",
     ]
+    odd = [row("..", 0, 8), row(".", 0, 9), row("x" * 300, 0, 10), row("x" * 299, 0, 11)]
+    names = [machine.name for machine in fitting(odd, "none")]
+    assert names[:2] == ["_.", "_"], "a node's folder would be the run's own"
+    assert len(set(names)) == 4
+    assert max(map(len, names)) < 255
+
+
+def test_a_machine_keeps_its_name_when_another_of_that_name_joins() -> None:
+    """With a new one it would get a second node, which waits for the GPUs of the first."""
+    first, second = row("gpu", 1.0, 5), row("gpu", 1.0, 6)
+    known = {machine.id: machine.name for machine in fitting([first], "all")}
+    assert list(known.values()) == ["gpu"]
+    named = {machine.id: machine.name for machine in fitting([second, first], "all", known)}
+    assert named == {first["NodeID"]: "gpu", second["NodeID"]: "gpu-000006"}
+    alone = [machine.name for machine in fitting([second, first | {"Alive": False}], "all", named)]
+    assert alone == ["gpu-000006"]
