@@ -140,7 +140,7 @@ def simulate(scratch: Path, nodes: list[SimNode], rows: int) -> Took:
     path.write_bytes(b"\n".join(lines) + b"\n")
     gate = Gate(Limits(max_rejected=1.0, max_truncated=1.0))
     ledger = Ledger(prompt_set.scan(path), samples=1)
-    feed = Feed(path, ledger, "s", cohort=200, next_cohort=1, dedup=False)
+    feed = Feed(path, ledger, "s", cohort=200, held={}, dedup=False)
     accounts = Accounts(Settings("s", {}, "fake", "", {}), Rules(), gate, ledger, feed)
     cluster = SimCluster(nodes)
     lags: list[float] = []

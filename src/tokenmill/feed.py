@@ -40,9 +40,9 @@ be asked for, empty where it can."""
 
 class Feed:
     """`first_cohort` are the rows of cohort 0 that are still to be made, `first_cohort_pending` its ids without any
-    record: first turns. Later cohorts count from `next_cohort` on, by ids: the turns of a conversation come to be in
-    several. `last_cohort` is the number and size so far of the cohort that is being filled. What is made again stays in
-    its cohort, asked as it was before: `before` has the older records of later turns.
+    record: first turns. Later cohorts are counted by ids, `held` those that each has from before: the turns of a
+    conversation come to be in several. `last_cohort` is the number and size so far of the cohort that is being filled.
+    What is made again stays in its cohort, asked as it was before: `before` has the older records of later turns.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Feed:
         settings: str,
         *,
         cohort: int,
-        next_cohort: int,
+        held: Mapping[int, int],
         dedup: bool,
         begun: Begun | None = None,
         before: Mapping[tuple[int, int, int], Record] | None = None,
@@ -62,7 +62,8 @@ class Feed:
         self._path = path
         self._ledger = ledger
         self._settings = settings
-        self._numbers = cohorts(max(next_cohort, 1), cohort)
+        self._held = held
+        self._numbers = cohorts(held, cohort)
         self._begun = dict(begun or {})
         self._before = dict(before or {})
         self._reopened: dict[tuple[int, int], tuple[Record, str]] = {}
@@ -111,7 +112,7 @@ class Feed:
             return item
         last, count = self.last_cohort
         number = next(self._numbers)
-        self.last_cohort = (number, count + 1 if number == last else 1)
+        self.last_cohort = (number, 1 + (count if number == last else self._held.get(number, 0)))
         return replace(item, cohort=number)
 
     # -- the turns of a conversation

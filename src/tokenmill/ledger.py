@@ -5,6 +5,7 @@ bytes more. Verdicts are computed anew from the stored measurements at every sta
 found again in the store are matched by the hash of their key.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
@@ -37,14 +38,13 @@ BATCH = 8192
 class Found:
     """What the store held: `changed` are keys whose prompt has other content now, `strangers` rows no longer asked for.
 
-    `cohort` is the highest cohort number seen, -1 where nothing was. `redone`: made by this very retry before.
+    `cohorts` are the ids that each cohort has. `redone`: made by this very retry before.
     """
 
     rows: int = 0
     changed: list[str] = field(default_factory=list)
     strangers: int = 0
-    cohort: int = -1
-    first_cohort: int = 0
+    cohorts: Counter[int] = field(default_factory=Counter)
     settings: set[str] = field(default_factory=set)
     redone: int = 0
 
@@ -139,8 +139,7 @@ class Ledger:
             found.changed.append(brief.key)
             return
         verdict, labels = judge.judged(brief, rules)
-        found.cohort = max(found.cohort, brief.cohort)
-        found.first_cohort += brief.cohort == 0
+        found.cohorts[brief.cohort] += 1
         if self._retry is not None:
             found.redone += brief.settings in self._retry.made
             if self._retry.wants(brief.settings, verdict, labels):

@@ -81,12 +81,12 @@ async def resume(config: Config, folder: RunFolder, log: EventLog, told: Tell, w
         ledger,
         row.id,
         cohort=config.gate.cohort,
-        next_cohort=found.cohort + 1,
+        held=found.cohorts,
         dedup=config.prompts.dedup,
         begun=await asyncio.to_thread(_begun, folder.data, ledger, rules) if again is None else None,
         before=await asyncio.to_thread(_before, folder.data, ledger),
     )
-    gate.expect(0, found.first_cohort + feed.first_cohort_pending)
+    gate.expect(0, found.cohorts[0] + feed.first_cohort_pending)
     _tell(ledger, found, row, recorded, log)
     return Accounts(row, rules, gate, ledger, feed, again)
 

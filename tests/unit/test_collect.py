@@ -38,7 +38,7 @@ def test_prompt_file_that_hangs_holds_up_no_answer(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "prompts.jsonl", [{"id": f"k{n}", "prompt": f"q{n}"} for n in range(ROWS)])
     accounts = accounts_of(folder, path, 1)
     accounts.feed.close()
-    accounts = replace(accounts, feed=Slow(path, accounts.ledger, "s", cohort=20, next_cohort=1, dedup=False))
+    accounts = replace(accounts, feed=Slow(path, accounts.ledger, "s", cohort=20, held={}, dedup=False))
     node = Moody(random.Random(1))
 
     async def collect() -> None:

@@ -93,7 +93,7 @@ def accounts_of(folder: RunFolder, path: Path, samples: int) -> Accounts:
     rules, gate = Rules(), Gate(Limits(cohort=20, max_rejected=1.0, max_truncated=1.0))
     ledger = Ledger(prompts.scan(path, every_turn=True), samples)
     found = ledger.load(dataset.briefs(folder.data), rules, gate)
-    feed = Feed(path, ledger, "s", cohort=20, next_cohort=found.cohort + 1, dedup=False)
+    feed = Feed(path, ledger, "s", cohort=20, held=found.cohorts, dedup=False)
     return Accounts(Settings("s", {}, "fake", "", {}), rules, gate, ledger, feed)
 
 

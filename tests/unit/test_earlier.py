@@ -132,7 +132,7 @@ def accounts_of(folder: RunFolder, path: Path, words: tuple[str, ...]) -> Accoun
     found = ledger.load(dataset.briefs(folder.data), rules, gate)
     begun = resume._begun(folder.data, ledger, rules) if again is None else None
     before = resume._before(folder.data, ledger)
-    feed = Feed(path, ledger, row.id, cohort=20, next_cohort=found.cohort + 1, dedup=False, begun=begun, before=before)
+    feed = Feed(path, ledger, row.id, cohort=20, held=found.cohorts, dedup=False, begun=begun, before=before)
     return Accounts(row, rules, gate, ledger, feed, again)
 
 

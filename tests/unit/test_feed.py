@@ -1,7 +1,8 @@
 """The order of dispatch: the first cohort spread over the set and first, then the rest, numbered cohort by cohort."""
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from tests.unit.make import jsonl
+from tests.unit.test_ledger import load
 from tokenmill import prompts
 from tokenmill.core.judge import Verdict
 from tokenmill.core.records import Parts, Prompt, Record, failed
@@ -41,11 +43,11 @@ def feed(
     ledger: Ledger,
     *,
     cohort: int = 4,
-    next_cohort: int = 1,
+    held: Mapping[int, int] | None = None,
     dedup: bool = False,
     begun: Begun | None = None,
 ) -> Feed:
-    return Feed(path, ledger, "settings", cohort=cohort, next_cohort=next_cohort, dedup=dedup, begun=begun)
+    return Feed(path, ledger, "settings", cohort=cohort, held=held or {}, dedup=dedup, begun=begun)
 
 
 def all_of(path: Path, ledger: Ledger, **options: Any) -> list[Item]:
@@ -93,9 +95,21 @@ def test_what_is_done_is_not_asked_again(path: Path) -> None:
     for item in done:
         assert isinstance(item, Prompt)
         ledger.mark(failed(item, "aborted", "", settings=""), Verdict.FAILED)
-    again = all_of(path, ledger, next_cohort=5)
+    again = all_of(path, ledger, held={4: 4})
     assert {(item.row, item.sample) for item in again} == {(row, 1) for row in range(12)}
     assert numbers(again)[:4] == [(0, 0), (6, 0), (1, 5), (2, 5)]
+
+
+def test_what_was_in_flight_when_a_run_died_is_judged_with_those_it_began_with(tmp_path: Path) -> None:
+    """The longest answers are in flight the longest: alone in a cohort, they would stop a good run."""
+    path = jsonl(tmp_path / "prompts.jsonl", rows(100))
+    begun = all_of(path, ledger_of(path), cohort=20)
+    long = {item.row for item in begun if item.row % 5 == 4}
+    ledger = ledger_of(path)
+    found = load(ledger, *(said(item) for item in begun[:90] if item.row not in long))
+    again = all_of(path, ledger, cohort=20, held=found.cohorts)
+    assert long < {item.row for item in again}
+    assert Counter(item.cohort for item in again) + found.cohorts == dict.fromkeys(range(5), 20)
 
 
 def test_a_finished_set_gives_nothing(path: Path) -> None:
@@ -247,7 +261,7 @@ def test_a_conversation_of_an_earlier_life_goes_on_from_its_last_record(tmp_path
         record = said(item, "one", row=99)  # rows may have moved since
         ledger.mark(said(item), Verdict.ACCEPTED)
         begun[item.row, 0] = record, why
-    opened = feed(path, ledger, next_cohort=5, begun=begun)
+    opened = feed(path, ledger, held={4: 4}, begun=begun)
     items = asyncio.run(opened.take(9))
     opened.close()
     assert [(item.key, item.turn, type(item).__name__, item.cohort) for item in items] == [

@@ -114,7 +114,7 @@ def test_a_superseded_attempt_counts_nowhere(tmp_path: Path, files: tuple[list[R
     found = ledger.load(briefs(*files), Rules(), gate)
     ids = len({record.row for file in files for record in file})
     assert counts(ledger) == (6, ids, 0, 0, 6 - ids)
-    assert (ledger.labels, ledger.tokens, found.first_cohort, gate.tallies[0].ended) == ({}, 40 * ids, ids, ids)
+    assert (ledger.labels, ledger.tokens, found.cohorts[0], gate.tallies[0].ended) == ({}, 40 * ids, ids, ids)
     assert found.rows == sum(map(len, files))
 
 
@@ -122,7 +122,7 @@ def test_the_gate_sees_every_stored_record_in_its_cohort(tmp_path: Path) -> None
     gate = Gate(Limits())
     found = load(Ledger(index_of(tmp_path), 1), stored(0), stored(1, cohort=4, **REJECTED), stored(2), gate=gate)
     assert (gate.tallies[0].ended, gate.tallies[4].ended, gate.tallies[4].rejected) == (2, 1, 1)
-    assert (found.first_cohort, found.cohort) == (2, 4)
+    assert (found.cohorts[0], max(found.cohorts)) == (2, 4)
 
 
 def test_an_empty_set_and_an_empty_store_are_no_trouble(tmp_path: Path) -> None:

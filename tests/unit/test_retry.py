@@ -86,7 +86,7 @@ def test_ids_made_again_are_pending_in_their_cohort_until_they_are_made_or_settl
     gate, rules = Gate(Limits(cohort=2)), Rules()
     ledger = Ledger(index_of(tmp_path), 1, (0, 1), Retry(1, frozenset(WORDS), frozenset({"new"})))
     found = ledger.load(briefs(old), rules, gate)
-    assert (ledger.left, found.redone, found.cohort, found.first_cohort) == (2, 1, 3, 2)
+    assert (ledger.left, found.redone, found.cohorts) == (2, 1, {0: 2, 1: 1, 3: 1})
     assert counts(ledger) == (6, 2, 0, 0, 4)
     assert [ledger.pending_samples(row) for row in range(6)] == [[], [0], [0], [], [], []]
     assert [ledger.again(row, 0) for row in range(6)] == [{}, {0: 3}, {0: 1}, {}, {}, {}]
@@ -117,7 +117,7 @@ def test_a_cohort_of_which_some_is_made_again_keeps_its_size(tmp_path: Path) -> 
     """Else the gate would judge a cohort of 200 by the few that were made again."""
     ledger = Ledger(index_of(tmp_path), 1, (0, 1), Retry(1, frozenset(WORDS), frozenset()))
     ledger.load(briefs([stored(1, cohort=3, **REJECTED), stored(2, cohort=3)]), Rules(), Gate(Limits(cohort=2)))
-    feed = Feed(tmp_path / "prompts.jsonl", ledger, "s", cohort=1, next_cohort=4, dedup=False)
+    feed = Feed(tmp_path / "prompts.jsonl", ledger, "s", cohort=1, held={3: 2}, dedup=False)
     [item] = asyncio.run(feed.take(2))
     feed.close()
     assert (item.key, item.cohort, feed.ended, feed.last_cohort) == ("k1", 3, True, (0, 0))

@@ -19,4 +19,9 @@ def test_the_first_cohort_is_spread_evenly_over_the_set(total: int, wanted: int)
 
 
 def test_cohorts_are_filled_one_after_the_other() -> None:
-    assert list(islice(cohorts(3, 2), 5)) == [3, 3, 4, 4, 5]
+    assert list(islice(cohorts({}, 2), 5)) == [1, 1, 2, 2, 3]
+
+
+def test_what_was_in_flight_when_a_life_ended_fills_the_cohorts_it_left_short() -> None:
+    """The longest answers are in flight the longest: a cohort of them alone would say that all are cut off."""
+    assert list(islice(cohorts({0: 3, 1: 3, 2: 1, 4: 5, 5: 2}, 3), 6)) == [2, 2, 5, 6, 6, 6]
