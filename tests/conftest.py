@@ -21,7 +21,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long forms, too (minutes)")
 
 
+LONGEST_FIRST = ("bench", "ray", "browser", "chaos", "cases", "contract")
+"""Of tests that run side by side: a minute that begins last is a minute on one core. The short ones fill the gaps."""
+
+
+@pytest.hookimpl(trylast=True)  # pytest-randomly has shuffled them; within a folder they stay so
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.relative_to(ROOT / "tests").parts[0], len(places)))
     for item in items:
         if item.get_closest_marker("long") and not config.getoption("--long"):
             item.add_marker(pytest.mark.skip(reason="a long form: make full"))

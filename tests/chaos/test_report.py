@@ -6,7 +6,7 @@ import signal
 
 from tests.chaos.conftest import Command
 from tests.conftest import write_prompts
-from tests.harness import Case
+from tests.harness import Case, wait_until
 
 
 def test_a_run_has_a_report_at_any_time(case: Case, tokenmill: Command) -> None:
@@ -14,6 +14,7 @@ def test_a_run_has_a_report_at_any_time(case: Case, tokenmill: Command) -> None:
     case.write(engine={"args": {"slots": 4, "latency-ms": 250, "empty-reasoning": 0.1}}, gate={"max_rejected": 1.0})
     process = case.start()
     case.until_done(20, process)
+    wait_until(lambda: (found := case.run_folder.status()) is not None and found.state == "generating", process, 10.0)
     assert "Going on (generating): " in _verdict(case, tokenmill)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()

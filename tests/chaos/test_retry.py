@@ -159,7 +159,8 @@ def test_real_answers_that_were_cut_off_are_made_longer(llama: Case, tokenmill: 
     keys = write_short_prompts(llama.folder / "prompts.jsonl", 16)
     llama.write(fleet={"servers": 1, "keep_servers": "always"})
     assert llama.run() == 0, llama.output()
-    assert {record.output_tokens for record in llama.records()} == {3}
+    cut = [record.finish_reason for record in llama.records()].count("length")
+    assert cut >= 12, "a real model may end an answer by itself after three tokens, now and then"
     words = ("--retry", "truncated", "--set", "generation.max_tokens=24")
     process = llama.start(*words)
     wait_until(lambda: llama.done() >= 5, process, 60.0)
@@ -171,7 +172,7 @@ def test_real_answers_that_were_cut_off_are_made_longer(llama: Case, tokenmill: 
     records = llama.records()
     print(Counter((record.finish_reason, record.output_tokens) for record in records))
     assert all(record.finish_reason == "stop" or record.output_tokens == 24 for record in records)
-    assert sum(stored(llama).values()) == 32
+    assert sum(stored(llama).values()) == len(keys) + cut
     assert tokenmill("down", llama.run_path)[0] == 0
     assert llama.ended()
 
