@@ -7,30 +7,31 @@ from pathlib import Path
 import pytest
 from bench.measure import ROOT
 
+QUICK = {
+    "kept": ("not kept", "rows after kill and resume: doubled 0, lost 0, wrong row 0"),
+    "stage": ("staging",),
+    "head": ("one head", "end of a set"),
+    "reference": ("every count: all right",),
+}
+SLOW = {
+    "peers": ("side by side",),
+    "cost": ("300 B", "30,000 B"),
+    "lag": ("in flight, 30 KB: ", "MB are sealed: "),
+    "slots": ("slots busy",),
+    "memory": ("peak memory",),
+    "resume": ("to the first new request",),
+    "page": ("the page of",),
+}
+
 
 @pytest.mark.timeout(180)
-def test_every_figure_is_measured_in_small(tmp_path: Path) -> None:
+@pytest.mark.parametrize("figures", [QUICK, pytest.param(SLOW, marks=pytest.mark.long)], ids=["quick", "slow"])
+def test_every_figure_is_measured_in_small(tmp_path: Path, figures: dict[str, tuple[str, ...]]) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
-    words = [sys.executable, "-m", "bench", "--smoke", "--scratch", str(tmp_path)]
+    words = [sys.executable, "-m", "bench", *figures, "--smoke", "--scratch", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert mine.exists()  # only what is bench's own is cleared
-    for what in (
-        "300 B",
-        "30,000 B",
-        "in flight, 30 KB: ",
-        "MB are sealed: ",
-        "slots busy",
-        "peak memory",
-        "to the first new request",
-        "not kept",
-        "staging",
-        "one head",
-        "end of a set",
-        "the page of",
-        "side by side",
-        "every count: all right",
-    ):
+    for what in (words for found in figures.values() for words in found):
         assert what in done.stdout
-    assert "rows after kill and resume: doubled 0, lost 0, wrong row 0" in done.stdout

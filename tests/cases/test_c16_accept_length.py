@@ -135,6 +135,7 @@ def test_a_real_servers_log_of_useless_drafts_is_read() -> None:
     assert "the flags say EAGLE with the model's own head" in found.text
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_running_server_that_accepts_no_draft_is_named_in_status_events_and_report(case: Case) -> None:
     """Two scripted servers, whose decode reports say it; the answers are right."""

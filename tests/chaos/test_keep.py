@@ -205,6 +205,7 @@ def test_kept_servers_that_a_config_no_longer_fits_are_replaced(case: Case) -> N
     assert case.leftovers() == []
 
 
+@pytest.mark.long
 def test_a_changed_template_ends_the_servers_that_have_the_old_one(case: Case) -> None:
     def up() -> dict[int, int]:
         assert case.wait(case.command("up", str(case.config))) == 0, case.output()

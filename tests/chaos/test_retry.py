@@ -153,6 +153,7 @@ def test_what_the_gate_stopped_is_made_again_within_its_cohorts(here: Here, case
     assert (code, "thinking: was True, is False" in said) == (2, True)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_real_answers_that_were_cut_off_are_made_longer(llama: Case, tokenmill: Command) -> None:
     """llama.cpp at 3 tokens, then the same prompts at 24, killed in the middle, detached the second time."""

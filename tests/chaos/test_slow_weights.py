@@ -54,8 +54,9 @@ print(sum(weights[at] for at in range(0, len(weights), 4096)), flush=True)
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("what", [pytest.param("llama.cpp", marks=pytest.mark.long), "a reader"])
+@pytest.mark.parametrize("what", ["llama.cpp", "a reader"])
 def test_a_mount_that_is_away_is_waited_for_and_a_server_that_is_stopped_is_not(
     tmp_path: Path, port: int, gguf: Path, slow: Slow, what: str
 ) -> None:
