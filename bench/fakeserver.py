@@ -14,7 +14,9 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -184,11 +186,16 @@ async def serve(args: argparse.Namespace) -> None:
     Protocol.args, Protocol.stats, Protocol.rng = args, Stats(), random.Random(args.seed)
     Protocol.parts = answer_parts(args, args.answer_bytes)
     Protocol.canary = NO_MARK.join(answer_parts(args, CANARY_BYTES))
-    low, _, high = args.ports.partition("-")
+    await listen(args.ports, lambda is_first: Protocol(args.slow if is_first else 1.0))
+
+
+async def listen(ports: str, connection: Callable[[bool], asyncio.Protocol]) -> None:
+    """Serves on every port until SIGTERM, and says when it does; `connection` is told whether its port is the first."""
+    low, _, high = ports.partition("-")
     loop = asyncio.get_running_loop()
     for number in range(int(low), int(high or low) + 1):
-        slow = args.slow if number == int(low) else 1.0
-        await loop.create_server(lambda slow=slow: Protocol(slow), "127.0.0.1", number, backlog=4096)  # type: ignore[misc]
+        made = partial(connection, number == int(low))
+        await loop.create_server(made, "127.0.0.1", number, backlog=4096)
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     stop = asyncio.Event()

@@ -8,12 +8,10 @@ import argparse
 import asyncio
 import json
 import random
-import signal
-import sys
 
 import uvloop
 
-from bench.fakeserver import LENGTH, MARK, NO_MARK, Protocol, Stats, text_of
+from bench.fakeserver import LENGTH, MARK, NO_MARK, Protocol, Stats, listen, text_of
 
 TOKENS, SIGMA, MOST = 300, 1.0, 1024
 """An answer's mean tokens, the spread of their logarithm, and where it is cut off: an eighth of a real run's 8,192."""
@@ -109,15 +107,7 @@ async def serve(ports: str) -> None:
     Scripted.pool = answers()
     _, *whole = max(Scripted.pool[:-1])
     Protocol.canary = NO_MARK.join(whole)
-    low, _, high = ports.partition("-")
-    loop = asyncio.get_running_loop()
-    for number in range(int(low), int(high) + 1):
-        await loop.create_server(lambda: Scripted(1.0), "127.0.0.1", number, backlog=4096)
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    stop = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    await stop.wait()
+    await listen(ports, lambda is_first: Scripted(1.0))
 
 
 def main() -> None:

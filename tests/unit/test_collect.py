@@ -1,6 +1,5 @@
 """The collector between a node and a slow prompt file."""
 
-import asyncio
 import random
 import time
 from collections.abc import Iterator
@@ -8,14 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.unit.make import jsonl
-from tests.unit.test_collect_again import Moody, accounts_of
-from tokenmill.cluster.local import Alone
-from tokenmill.collect import Collector
-from tokenmill.events import EventLog
+from tests.unit.test_collect_again import Moody, accounts_of, collected
 from tokenmill.feed import BATCH, Feed
 from tokenmill.folder import RunFolder
 from tokenmill.rows import Mask, RawRow
-from tokenmill.store import Store
 
 ROWS, READ = 3 * BATCH, 2 * BATCH
 
@@ -40,19 +35,6 @@ def test_prompt_file_that_hangs_holds_up_no_answer(tmp_path: Path) -> None:
     accounts.feed.close()
     accounts = replace(accounts, feed=Slow(path, accounts.ledger, "s", cohort=20, held={}, dedup=False))
     node = Moody(random.Random(1))
-
-    async def collect() -> None:
-        store = Store(folder.data, 1 << 30, lambda text, level: None)
-        collector = Collector(accounts, store, folder, EventLog(folder.events))
-
-        async def stop(grace_s: float | None) -> None:
-            await node.stop(grace_s, keep=False)
-
-        collector.stop = stop
-        async with asyncio.timeout(60):
-            await collector.run(Alone(node, node.run))
-        await store.close(seal=False)
-
-    asyncio.run(collect())
+    collected(folder, accounts, node, node)
     accounts.feed.close()
     assert accounts.ledger.counts().pending == 0

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.make import jsonl
 from tokenmill import dataset, prompts
-from tokenmill.cluster.base import Results
+from tokenmill.cluster.base import Node, Results
 from tokenmill.cluster.local import Alone, Encoded
 from tokenmill.collect import Collector
 from tokenmill.core.gate import Gate, Limits, Tally
@@ -97,6 +97,24 @@ def accounts_of(folder: RunFolder, path: Path, samples: int) -> Accounts:
     return Accounts(Settings("s", {}, "fake", "", {}), rules, gate, ledger, feed)
 
 
+def collected(folder: RunFolder, accounts: Accounts, node: Moody, seen: Node) -> None:
+    """A whole run with one node; `seen` is how the collector meets it."""
+
+    async def collect() -> None:
+        store = Store(folder.data, 1 << 30, lambda text, level: None)
+        collector = Collector(accounts, store, folder, EventLog(folder.events))
+
+        async def stop(grace_s: float | None) -> None:
+            await node.stop(grace_s, keep=False)
+
+        collector.stop = stop
+        async with asyncio.timeout(60):
+            await collector.run(Alone(seen, node.run))
+        await store.close(seal=False)
+
+    asyncio.run(collect())
+
+
 def whole(tallies: dict[int, Tally]) -> dict[int, Tally]:
     return {number: replace(tally, size=0, warned=False) for number, tally in tallies.items()}
 
@@ -114,20 +132,7 @@ def test_totals_add_up_while_rows_are_made_anew_and_are_the_same_after_a_restart
     ids = sorted((n, sample, turn) for n in range(ROWS) for sample in range(samples) for turn in range(1 + n % turns))
     accounts = accounts_of(folder, path, samples)
     node = Moody(random.Random(seed))
-
-    async def collect() -> None:
-        store = Store(folder.data, 1 << 30, lambda text, level: None)
-        collector = Collector(accounts, store, folder, EventLog(folder.events))
-
-        async def stop(grace_s: float | None) -> None:
-            await node.stop(grace_s, keep=False)
-
-        collector.stop = stop
-        async with asyncio.timeout(60):
-            await collector.run(Alone(Encoded(node), node.run))
-        await store.close(seal=False)
-
-    asyncio.run(collect())
+    collected(folder, accounts, node, Encoded(node))
     accounts.feed.close()
     assert node.most_made > 2, "the test made too few rows anew"
     records = list(dataset.records(folder.data))

@@ -245,11 +245,10 @@ class RayCluster:
                 await self._look()
                 await self._meet()
             await self._sort_out()
+            is_awaited = self._coming or self._again_at.keys() - self._refused.keys()
             if self._nodes:
                 without_since = moment
-            elif (
-                self._refused and not self._coming and not self._again_at.keys() - self._refused.keys()
-            ):  # none is awaited
+            elif self._refused and not is_awaited:
                 raise next(iter(self._refused.values()))
             elif moment - without_since > self._config.fleet.give_up:
                 waiting = f": Ray has not started those on {', '.join(self._unplaced)}" if self._unplaced else ""
