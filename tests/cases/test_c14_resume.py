@@ -17,7 +17,8 @@ def test_killed_twice_and_resumed_every_id_is_there_once(case: Case, samples: in
     write_prompts(case.folder / "prompts.jsonl", 60, start=40)
     (case.folder / "prompts.jsonl").write_text("".join(_lines(case.folder / "prompts.jsonl")[: 100 // samples]))
     log = case.folder / "requests.jsonl"
-    args = {"slots": 4, "latency-ms": 120, "sigma": 1.0, "requests": str(log)}
+    slots = 4
+    args = {"slots": slots, "latency-ms": 120, "sigma": 1.0, "requests": str(log)}
     case.write(engine={"args": args}, generation={"samples": samples})
     for rows in (40, 65):
         process = case.start()
@@ -29,7 +30,9 @@ def test_killed_twice_and_resumed_every_id_is_there_once(case: Case, samples: in
     assert case.run() == 0
     assert_whole(case, {f"p{n}" for n in range(100 // samples)}, samples=samples)
     asked = answered_prompts(log).total()
-    assert asked <= 100 + 2 * 8, "more was asked again than was in flight at the two kills"
+    in_flight = 2 * slots
+    # An answer frees its slot a moment before its row is on the disk: a slow disk loses up to one more round a kill.
+    assert asked <= 100 + 2 * (in_flight + in_flight), "more was asked again than the two kills could lose"
 
     report = json.loads((case.run_path / "report.json").read_text())
     assert "100 of 100 completions are accepted" in report["verdict"]
