@@ -109,7 +109,7 @@ def test_a_new_head_hears_what_a_node_has_in_hand(tmp_path: Path) -> None:
     case = make_case(tmp_path, **{"latency-ms": 1500})
 
     async def story() -> None:
-        outpost = Outpost(SILENT_S, quiet_s=0.3)
+        outpost = Outpost(SILENT_S, quiet_s=1.5)  # a full machine has kept its status waiting for 0.3 s
         await ready(outpost, case)
         await outpost.offer(msgspec.json.encode(prompts(COUNT)))
         await outpost.begin(order_of(case))
