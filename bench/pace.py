@@ -1,7 +1,8 @@
 """Concurrency "auto" against fixed numbers: on a scripted server whose rate saturates, in one run.
 
 The server makes n / (n + 16) of its peak of n requests, runs 64 and lets the others wait. It tells nothing of itself:
-behind an address there is only what its streams show, or, where it has a metrics page, what that says.
+behind an address there is only what its streams show, or, where it has a metrics page, what that says. Then on a real
+llama.cpp server, where a fixed number sets its slots, too.
 """
 
 import json
@@ -12,10 +13,12 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from bench import data
+from bench import data, timed
 from bench.measure import PORTS, ROOT, write_config
+from tokenmill.core.capacity import USUAL_PROMPT
 
 LIMIT, HALF = 64, 16
 PORT = PORTS.partition("-")[0]
@@ -28,6 +31,11 @@ FIXED_S = (4.0, 10.0)
 FOUND_AFTER_S = 180.0
 """Given to "auto", before it is measured as long: by metrics, where rates are known by answers alone, a step takes ten
 to forty seconds, and from 32 to 64 are eight."""
+
+LLAMA_FIXED = (2, 4, 8, 16, 32)
+
+LLAMA_S, LLAMA_TOKENS, LLAMA_ROUNDS = 30.0, 32, 2
+"""Of generating, in each run; in turns, since a shared machine is not as fast in every minute."""
 
 
 @contextmanager
@@ -102,3 +110,24 @@ def measure_all(scratch: Path) -> Iterator[Words]:
         told = ", ".join(f"{number}: {made / fixed[best]:.2f}" for number, made in fixed.items())
         here = f"{auto / fixed[best]:.3f}, at most {most:.0f} of {LIMIT} (fixed {told})"
         yield f"concurrency auto ÷ best fixed, by {name}, after {FOUND_AFTER_S:.0f} s", "≥ 0.97", here
+    yield _on_llamacpp(scratch)
+
+
+def _on_llamacpp(scratch: Path) -> Words:
+    prompts = timed.write_prompts(scratch)
+    made: dict[int | str, list[float]] = {}
+    for turn in range(LLAMA_ROUNDS):
+        for in_flight in ("auto", *LLAMA_FIXED):
+            args = {"ctx-size": max(LLAMA_FIXED) * (LLAMA_TOKENS + USUAL_PROMPT), "threads": 2}
+            over = timed.llamacpp(args, LLAMA_TOKENS, {})
+            folder = scratch / f"pace-llamacpp-{in_flight}-{turn}"
+            path = timed.config(folder, prompts, in_flight, fleet={"servers": 1}, **over)
+            timed.generate(path, LLAMA_S)
+            rate = timed.rate(timed.answers(timed.folder_of(path), 0.0), LLAMA_S / 4)
+            made.setdefault(in_flight, []).append(rate)
+    mean = {in_flight: fmean(rates) for in_flight, rates in made.items()}
+    auto = mean.pop("auto")
+    best = max(mean.values())
+    told = ", ".join(f"{number}: {rate / best:.2f}" for number, rate in mean.items())
+    here = f"{auto / best:.3f} (fixed {told}; {', '.join(f'{rate:.0f}' for rate in made['auto'])} tok/s)"
+    return "concurrency auto ÷ best fixed, llama.cpp on two cores", "≥ 0.97", here

@@ -1,6 +1,7 @@
 """The command line: parse, then import; nothing else. `tokenmill --help` loads no step of the run."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -267,7 +268,9 @@ ARROW_MEMORY = ("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
 def main() -> None:
-    """The console command. The one place besides errors.boundary that catches every exception."""
+    """All commands. The one place besides errors.boundary that catches every exception."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _open_standard_streams()
     os.environ.setdefault(*ARROW_MEMORY)
     try:

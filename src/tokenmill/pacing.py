@@ -16,6 +16,9 @@ TOLD = 0.1
 """A change of how many a server takes at once that is worth a line."""
 
 
+SAY = "generation.concurrency = N, as many as that server runs at once"
+
+
 class Pacing:
     """Of one server, by its `name`."""
 
@@ -25,9 +28,14 @@ class Pacing:
         self._pace: Pace | None = None
         self._told = 0
 
-    def begin(self, limits: capacity.Limits, start: int) -> int:
+    def begin(self, limits: capacity.Limits, start: int, sight: Sight) -> int:
         """With how many a life begins: with what an earlier one has come to, or with `start`."""
         if self._job.config.generation.concurrency != "auto":
+            return start
+        if not _shows(sight):
+            if limits.guess:
+                words = f"nothing shows how many requests it runs: {start} at once, an assumption"
+                self._job.tell(Event(now(), "pace", words, self._name, "warn", fix=SAY))
             return start
         most = self._job.most_in_flight
         ceiling = min(capacity.ceiling(limits) or most, most)
@@ -39,9 +47,9 @@ class Pacing:
 
     def look(self, lane: Lane, sight: Sight) -> None:
         """To be called at every look at a server that has a lane."""
-        if self._pace is None or lane.held:
+        if self._pace is None or lane.held or not _shows(sight):
             return
-        target = self._pace.look(seen(lane, sight, time.monotonic()))
+        target = self._pace.look(_seen(lane, sight, time.monotonic()))
         if target != lane.capacity:
             self._job.pump.resize(lane, target)
         found = self._pace.found or self._told
@@ -51,10 +59,15 @@ class Pacing:
             self._told = found
 
 
-def seen(lane: Lane, sight: Sight, at: float) -> Seen:
-    """What shows how many it can run. An engine's counters know of everybody's requests, streams of ours."""
-    load = sight.load
-    if sight.streams or load is None:
-        live = sight.streams
-        return Seen(at, lane.in_flight, lane.answered, lane.seen if live else None, lane.begun if live else None)
-    return Seen(at, lane.in_flight, lane.answered, None, load.running, load.queued)
+def _shows(sight: Sight) -> bool:
+    """Whether it is seen how many requests the server has begun."""
+    return sight.streams or (sight.load is not None and sight.load.running is not None)
+
+
+def _seen(lane: Lane, sight: Sight, at: float) -> Seen:
+    """An engine's counters know of everybody's requests, streams of ours."""
+    if sight.streams:
+        return Seen(at, lane.in_flight, lane.answered, lane.begun, tokens=lane.seen)
+    assert sight.load is not None, "asked only where it shows"
+    assert sight.load.running is not None
+    return Seen(at, lane.in_flight, lane.answered, sight.load.running, queued=sight.load.queued)

@@ -177,7 +177,7 @@ class Supervisor:
         if (came := lane.answers + lane.seen) != self._answers:
             self._answers = came
             self.post(core.Progress(strong=True))
-        self._rate.note(lane.answered.t)
+        self._rate.note(lane.answered.tokens)
         if self._life is not None:
             self._pacing.look(lane, self._life.sight)
             if self._life.sight.accept_length is not None:
@@ -339,7 +339,7 @@ class Supervisor:
         assert self._life is not None
         assert self._life.passed is not None
         wanted, limit = self._life.capacity
-        width = self._pacing.begin(self._life.info.limits, wanted)
+        width = self._pacing.begin(self._life.info.limits, wanted, self._life.sight)
         self.lane = Lane(
             name=self.name,
             index=self.place.index,

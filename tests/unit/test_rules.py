@@ -175,8 +175,11 @@ def test_a_plain_models_cache_in_vllm_is_what_weights_leave() -> None:
         ({"ctx-size": 8192}, 2, 2, 4096),
         ({"np": 3}, 8, 3, None),
         ({}, None, 1, None),
+        pytest.param({"ctx-size": 8192}, None, 4, 2048, id="as many as it holds at full length"),
+        ({"ctx-size": 1024}, None, 1, 1024),
+        ({"ctx-size": 1 << 20}, None, 32, 1 << 15),
     ],
 )
 def test_llamacpps_slots(args: dict[str, Any], asked: int | None, running: int, context: int | None) -> None:
-    found = llamacpp(Given(args, asked=asked))
+    found = llamacpp(Given(args, asked=asked, max_tokens=1000))
     assert (found.limits.running, found.context) == (running, context)

@@ -226,13 +226,31 @@ def _vllm_levers(given: Given, running: int, kv: int | None, context: int | None
 
 
 # -- llama.cpp ---------------------------------------------------------------------------------------------------------
+LLAMACPP_MOST = 32
+"""Slots that are taken where nobody says how many."""
+
+LLAMACPP_FEW = 4
+"""Slots that are proposed where not even the context is said: llama-server's own number; what memory they take is not
+foretold."""
+
+
+def llamacpp_slots(asked: int | None, total: int | None, max_tokens: int) -> int:
+    """What --parallel is set to where the config does not say it: as many as are asked for, else as many as a context
+    of `total` tokens holds at full length. Its own default is one slot, which leaves most of a machine idle."""
+    if asked:
+        return asked
+    return min(LLAMACPP_MOST, max(1, total // tokens_of_one(max_tokens, None))) if total else 1
+
+
 def llamacpp(given: Given) -> Forecast:
     """The forecast of one llama.cpp server: its slots share the context, unless --kv-unified."""
-    slots = given.number("parallel", "np") or given.asked or 1  # tokenmill sets --parallel to what is asked for
     total = given.number("ctx-size", "c")
+    slots = given.number("parallel", "np") or llamacpp_slots(given.asked, total, given.max_tokens)
     unified = bool(given.args.get("kv-unified"))
     context = None if total is None else total if unified else total // slots
     levers: list[Mapping[str, Any]] = []
     if given.asked and given.asked > slots and total and context:
         levers.append({"parallel": given.asked, "ctx-size": total if unified else context * given.asked})
+    if slots == 1 and not given.asked and not total:
+        levers.append({"ctx-size": LLAMACPP_FEW * tokens_of_one(given.max_tokens, None)})
     return Forecast(Limits(slots, "parallel"), context, levers=tuple(levers))

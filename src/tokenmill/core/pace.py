@@ -5,13 +5,11 @@ changes for both. Invariants: a trial goes a tenth above the base (or one reques
 what is not decided leaves the base as it is; after two trials in vain it rests, longer each time.
 
 More in flight is better as long as the server begins them and is not proven slower. How many it has begun, its metrics
-say, or its streams, or else its answers: what waits in a queue makes every answer later by as much, short or long, so
-the part of their time that does not grow with their tokens was spent waiting. Where even that says nothing (answers
-of one length, or of a time that is none of their length), more must be proven faster.
+say, or its streams; where neither does, there is nothing to find by (ways to tell it from the answers alone were tried:
+they took hours, came to 0.75 to 1.0 of the best, and put a third more in flight than the server ran).
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -26,8 +24,8 @@ BLOCK_ANSWERS = 32
 """Where tokens are seen only with their answer, a reading is of so many answers at least."""
 
 STEP, WIDE = 0.1, 0.25
-"""Up by a tenth, since what is too much only queues. Down by a quarter where the server runs all it has: a rate that
-falls slowly with every request more shows over a distance."""
+"""Up by a tenth, since what is too much only queues; by half of that once a tenth was too much. Down by a quarter where
+the server runs all it has: a rate that falls slowly with every request more shows over a distance."""
 
 FILLED = 0.975
 """So much of a number must be in flight on average, or it was not that number: where nobody fills its slots, the one
@@ -37,14 +35,8 @@ GROWN = 0.8
 """So much of what is added must be begun, of what is begun otherwise: prompts take a while to read. A server that is
 full begins none."""
 
-RELATED = 0.5
-"""Correlation of tokens and seconds above which a block's answers tell how many of them had begun."""
-
 QUEUED = 0.05
 """A share of those in flight that waits all the time, by the server's own word, is too much. Fewer are on their way."""
-
-WORTH = 0.05
-"""Per cent of rate for a per cent more in flight. Less is not worth what a crash would lose."""
 
 SURE = 3.0
 """Standard errors that prove a difference: there are dozens of chances to be wrong."""
@@ -52,9 +44,6 @@ SURE = 3.0
 FEW = 5
 NOISE, NOISE_AT_FIRST = 0.01, 0.04
 """Of the quotient of two readings: at least, and at least as long as there are few."""
-
-GUESSES = 3
-"""Pairs at least, where what is begun is known by the answers alone."""
 
 MOST_PAIRS = 48
 """Then it is undecided: with a noise of 2 % a difference of 0.7 % would have shown."""
@@ -68,46 +57,34 @@ users have come."""
 
 
 class Answers(NamedTuple):
-    """Sums over a server's answers: of tokens t, of seconds s, and of their products."""
+    """Sums over a server's answers: how many, their tokens, their seconds."""
 
     number: int = 0
-    t: float = 0.0
-    s: float = 0.0
-    tt: float = 0.0
-    ts: float = 0.0
-    ss: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
 
     def plus(self, tokens: int, seconds: float) -> "Answers":
         """With one more."""
-        number, t, s, tt, ts, ss = self
-        return Answers(number + 1, t + tokens, s + seconds, tt + tokens**2, ts + tokens * seconds, ss + seconds**2)
+        return Answers(self.number + 1, self.tokens + tokens, self.seconds + seconds)
 
     def since(self, earlier: "Answers") -> "Answers":
         """Those that came after."""
-        return Answers(*(now - before for now, before in zip(self, earlier, strict=True)))  # type: ignore[arg-type]
-
-    def begun(self) -> float | None:
-        """The share of their time that grew with their tokens, by least squares; None where they do not tell."""
-        n, t, s, tt, ts, ss = self
-        var_t, var_s, both = n * tt - t * t, n * ss - s * s, n * ts - t * s
-        if n < BLOCK_ANSWERS or var_t <= 0 or var_s <= 0 or both < RELATED * math.sqrt(var_t * var_s):
-            return None
-        return both / var_t * t / s
+        return Answers(self.number - earlier.number, self.tokens - earlier.tokens, self.seconds - earlier.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """One look at a server that is to be kept full. `at` in seconds; all that is counted, since its start.
 
-    `tokens` are those seen as they come, None where they are seen with their answer. `running` are those that the
-    server has begun, `queued` those of which it says that they wait; None where it does not tell.
+    `running` are those that the server has begun, `queued` those of which it says that they wait, None where it does
+    not say. `tokens` are those seen as they come, None where they are seen with their answer.
     """
 
     at: float
     in_flight: int
     answers: Answers
+    running: float
     tokens: float | None = None
-    running: float | None = None
     queued: float | None = None
 
 
@@ -141,7 +118,7 @@ class Block:
         if self.last.tokens is not None:
             return (self.last.tokens - (self.first.tokens or 0.0)) / (self.last.at - self.first.at)
         answers = self._answers
-        return self.in_flight * answers.t / answers.s if answers.s > 0 else 0.0
+        return self.in_flight * answers.tokens / answers.seconds if answers.seconds > 0 else 0.0
 
     @property
     def in_flight(self) -> float:
@@ -149,28 +126,14 @@ class Block:
         return fmean(look.in_flight for look in self.looks)
 
     @property
-    def guesses(self) -> bool:
-        """Whether what has begun is known by the answers alone."""
-        return self.last.tokens is None and self.last.running is None
+    def running(self) -> float:
+        """How many it had begun, on average."""
+        return fmean(look.running for look in self.looks)
 
     @property
-    def running(self) -> float | None:
-        """How many it had begun, on average; None where nothing tells."""
-        told = _mean(self.looks, lambda look: look.running)
-        if told is not None or self.last.tokens is not None:
-            return told
-        share = self._answers.begun()
-        return None if share is None else min(1.0, share) * self.in_flight
-
-    @property
-    def queued(self) -> float | None:
-        """How many waited, on average, by its own word."""
-        return _mean(self.looks, lambda look: look.queued)
-
-
-def _mean(looks: list[Seen], of: Callable[[Seen], float | None]) -> float | None:
-    told = [value for look in looks if (value := of(look)) is not None]
-    return fmean(told) if told else None
+    def queued(self) -> float:
+        """How many waited, on average, by its own word; 0 where it does not say."""
+        return fmean(look.queued or 0.0 for look in self.looks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,33 +152,20 @@ class Trial:
         gain = fmean(gains)
         noise = max(NOISE if len(gains) > FEW else NOISE_AT_FIRST, stdev(gains) if len(gains) > 1 else 0.0)
         sure = SURE * noise / math.sqrt(len(gains))
-        worth = WORTH * math.log(self.high / self.low)
         if gain < -sure:
             return self.low
-        if (begun := self._begun()) is not None:
-            if len(gains) < (GUESSES if self.pairs[0][0].guesses else 1):
-                return None
-            if begun < GROWN:
-                return self.low + int(max(0.0, begun) * (self.high - self.low)) if len(gains) > 1 else None
-            if gain > -sure / SURE:
-                return self.high
-        elif gain - sure > worth:
+        begun = self._begun()
+        if begun < GROWN:
+            return self.low + int(max(0.0, begun) * (self.high - self.low)) if len(gains) > 1 else None
+        if gain > -sure / SURE:
             return self.high
-        if len(gains) < MOST_PAIRS:
-            return None
-        if begun is None and gain + sure / SURE < worth:
-            return self.low
-        return base
+        return base if len(gains) >= MOST_PAIRS else None
 
-    def _begun(self) -> float | None:
-        """The share that was begun of what the higher number adds, as if the lower one was begun as a whole; None where
-        that is not known."""
-        told = [(low.running, high.running) for low, high in self.pairs]
-        lows = [low for low, high in told if low and high is not None]
-        highs = [high for low, high in told if low and high is not None]
-        if len(lows) < len(told):
-            return None
-        return (fmean(highs) / fmean(lows) - 1) * self.low / (self.high - self.low)
+    def _begun(self) -> float:
+        """The share that was begun of what the higher number adds, as if the lower one was begun as a whole; 0 where
+        nothing was begun of either."""
+        low, high = (fmean(block.running for block in blocks) for blocks in zip(*self.pairs, strict=True))
+        return (high / low - 1) * self.low / (self.high - self.low) if low else 0.0
 
 
 class Pace:
@@ -226,6 +176,7 @@ class Pace:
         self.base = self.target = start
         self._ceiling = max(ceiling, 1)
         self._up = True
+        self._near = False
         self._in_vain = 0
         self._trial: Trial | None = None
         self._half: Block | None = None
@@ -267,13 +218,13 @@ class Pace:
         """Answers tell of the time before, too: one and a half of them must have passed."""
         if seen.tokens is not None or not seen.answers.number:
             return SETTLE_S
-        return max(SETTLE_S, 1.5 * seen.answers.s / seen.answers.number)
+        return max(SETTLE_S, 1.5 * seen.answers.seconds / seen.answers.number)
 
     # -- what a reading leads to
     def _read(self, block: Block) -> None:
         last = block.last
         self._block = Block(last, last)
-        if block.queued is not None and block.queued > max(1.0, QUEUED * self.target):
+        if block.queued > max(1.0, QUEUED * self.target):
             self._cut(block, last.at)
         elif self._trial is None:
             self._half = block
@@ -287,19 +238,18 @@ class Pace:
 
     def _cut(self, block: Block, at: float) -> None:
         """It says that some wait: what runs is what it can run, and more is tried again after a rest."""
-        runs = block.running if block.running is not None else self.target - (block.queued or 0.0)
-        self.base = min(self.base, max(1, round(runs)))
+        self.base = min(self.base, max(1, round(block.running)))
         self._trial = None
         self._rest(at)
         self._set(self.base)
 
     def _try(self, block: Block) -> None:
         """Another number beside the base: more, then fewer; where neither is better, a rest."""
-        step = max(1, int(self.base * STEP))
+        step = max(1, int(self.base * (STEP / 2 if self._near else STEP)))
         low, high = self.base, self.base
         if self._up:
             high = min(self._ceiling, self.base + step)
-        elif block.running is not None and block.running < self.base * (1 - RUNS_LESS):
+        elif block.running < self.base * (1 - RUNS_LESS):
             low = max(1, math.ceil(block.running))
         else:
             low = max(1, self.base - max(1, int(self.base * WIDE)))
@@ -327,7 +277,7 @@ class Pace:
             self._set(self.base)
             return
         if better == trial.high:
-            self._rest_s = REST_S
+            self._rest_s, self._near = REST_S, False
         self.base, self._half, self._in_vain = better, block, 0
         if better == self.target:
             self._try(block)
@@ -335,6 +285,7 @@ class Pace:
             self._set(better)
 
     def _failed(self, at: float) -> None:
+        self._near = self._near or self._up
         self._up = not self._up
         self._in_vain += 1
         if self._in_vain > 1:
@@ -349,7 +300,7 @@ class Pace:
     def _is_over(self, block: Block) -> bool:
         """Whether the rest is: its time has passed, or the server is not what it was."""
         rested = self._rested = self._rested or block
-        fewer = block.running is not None and block.running < (rested.running or 0.0) * (1 - RUNS_LESS)
+        fewer = block.running < rested.running * (1 - RUNS_LESS)
         other = min(block.rate, rested.rate) <= 0 or abs(math.log(block.rate / rested.rate)) > CHANGED
         self._odd = self._odd + 1 if fewer or other else 0
         if self._odd < 3:
