@@ -19,8 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Turn a prompt set and a model into a checked training dataset, on every GPU you give it.",
-    epilog="Exit codes: 0 done · 2 usage or config · 3 preflight failed · 4 no server could be kept · "
-    "5 the gate stopped the run · 6 results could not be stored · 130 interrupted (resumable)",
+    epilog="Exit codes: 0 done · 1 a bug · 2 usage or config · 3 preflight failed · 4 no server could be kept · "
+    "5 the gate stopped the run, or unusable data · 6 results could not be stored · 130 interrupted (resumable)",
 )
 
 
@@ -96,7 +96,10 @@ def plan(
         float | None, typer.Option("--tokens-per-s", min=1.0, help="Of all servers together, if you know it.")
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--calibrate", help="First run it for 90 s; what it generates and its servers are kept.")
+        bool,
+        typer.Option(
+            "--calibrate", help="First start the servers and generate for 90 s; rows and servers are kept for `run`."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -136,13 +139,13 @@ def run(
         str | None,
         typer.Option(
             metavar="LABEL,…",
-            help="Make only the records with these labels again, with --set generation.… of their own; "
-            "also: truncated, rejected, failed.",
+            help="Make only the records with these labels (or truncated, rejected, failed) again; "
+            "--set generation.max_tokens=… is for these alone.",
             autocompletion=_retry_words,
         ),
     ] = None,
     no_calibrate: Annotated[
-        bool, typer.Option("--no-calibrate", help="Do not tell the share of the servers' own peak.")
+        bool, typer.Option("--no-calibrate", help="Do not measure efficiency, the share of the servers' own peak.")
     ] = False,
     detached: Annotated[bool, typer.Option("--detached", hidden=True)] = False,
 ) -> None:

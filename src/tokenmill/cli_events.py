@@ -29,7 +29,7 @@ def events(
     level: Annotated[
         str,
         typer.Option(
-            metavar="LEVEL", help="info, warn or error: at least so grave.", autocompletion=lambda: list(LEVELS)
+            metavar="LEVEL", help="This level and above: info, warn or error.", autocompletion=lambda: list(LEVELS)
         ),
     ] = "info",
     server: Annotated[

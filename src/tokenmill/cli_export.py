@@ -26,18 +26,34 @@ def export(
     ],
     out: OutArgument,
     validation: Annotated[
-        float, typer.Option(metavar="SHARE", help="A split of its own, by the keys' hash: always the same rows.")
+        float,
+        typer.Option(
+            metavar="SHARE", help="This share of the prompts, by hash, as a split of its own.", show_default=False
+        ),
     ] = 0.0,
     drop: Annotated[str, typer.Option(metavar="LABEL,…", help=f"Leave these rows out; {LABELS}")] = "",
     cap: Annotated[
         list[str] | None, typer.Option(metavar="LABEL=SHARE", help="At most this share of all rows; may repeat.")
     ] = None,
     min_tokens: Annotated[
-        int, typer.Option(min=0, help="Supervised tokens of a row, after the cut; default for ids: 2, of a cut row 8.")
+        int,
+        typer.Option(
+            min=0,
+            help="Leave out rows with fewer supervised tokens; unset: ids need 2, rows that were cut 8.",
+            show_default=False,
+        ),
     ] = 0,
-    max_tokens: Annotated[int, typer.Option(min=0, help="Rows with more supervised tokens are left out.")] = 0,
+    max_tokens: Annotated[
+        int,
+        typer.Option(min=0, help="Leave out rows with more supervised tokens; unset: no limit.", show_default=False),
+    ] = 0,
     max_length: Annotated[
-        int, typer.Option(min=0, help="Rows of ids are cut at so many tokens, as a trainer would cut them.")
+        int,
+        typer.Option(
+            min=0,
+            help="Cut rows of ids at so many tokens, prompt and output, as a trainer would; unset: no cut.",
+            show_default=False,
+        ),
     ] = 0,
     dedup: Annotated[bool, typer.Option("--dedup", help="Of equal rows (prompt and output) only the first.")] = False,
     retokenise: Annotated[
@@ -50,9 +66,8 @@ def export(
 ) -> None:
     """Write a run's accepted records as a dataset, in the prompts' order. Exit code 5 where it is worth nothing."""
     from tokenmill import export as steps
-    from tokenmill.config import rules_of
     from tokenmill.configfile import load
-    from tokenmill.servers import folder_of
+    from tokenmill.servers import folder_of, judge_of
     from tokenmill.steps import shown
 
     choice = steps.chosen(
@@ -72,7 +87,7 @@ def export(
             folder,
             form,
             out,
-            rules_of(config),
+            judge_of(run_path, folder),
             samples=config.generation.samples,
             turns=config.generation.turns,
             choice=choice,
@@ -95,23 +110,25 @@ def vocab_map(
     out: OutArgument,
     size: Annotated[int, typer.Option(min=1, help="Ids of the drafter's vocabulary.")] = 32_000,
     vocabulary: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Ids of the target model; default: its config.json's.")
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Ids of the target model; default: its config.json's.", show_default=False
+        ),
     ] = 0,
 ) -> None:
     """Write which target ids a drafter with a smaller vocabulary has (d2t, t2d); prints what they cover."""
     from tokenmill import vocabmap
-    from tokenmill.config import rules_of
     from tokenmill.configfile import load
     from tokenmill.errors import UsageError
     from tokenmill.machine import modelfiles
-    from tokenmill.servers import folder_of
+    from tokenmill.servers import folder_of, judge_of
 
     folder = folder_of(run_path)
     config = load(folder.config)
     known = vocabulary or modelfiles.vocabulary_size(Path(config.model.path))
     if not known:
         raise UsageError(f"{config.model.path!r} does not say how many ids it has", fix="--vocabulary N")
-    for line in vocabmap.write(folder, out, rules_of(config), size=size, vocabulary=known):
+    for line in vocabmap.write(folder, out, judge_of(run_path, folder), size=size, vocabulary=known):
         typer.echo(line)
 
 
@@ -120,7 +137,9 @@ def audit(
     model: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Whose tokenizer and template; default: the run's model.path.")
     ] = None,
-    sample: Annotated[int, typer.Option(min=0, metavar="N", help="So many rows, by hash; default: all.")] = 0,
+    sample: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Only N rows, chosen by hash; default: all.", show_default=False)
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Render and tokenise a run's rows again, and compare with the recorded ids. Exit code 5: they contradict."""

@@ -12,14 +12,16 @@ ConfigFile = Annotated[
 ]
 RunPath = Annotated[
     Path | None,
-    typer.Argument(metavar="[RUN]", help="A run folder, such as runs/NAME, or its config; default: the one here."),
+    typer.Argument(metavar="[RUN]", help="A run folder, such as runs/NAME, or its config; default: the only one here."),
 ]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=V", help="Override a key of the config; may repeat.")
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=V", help="Override a key of the config, such as fleet.gpus=[0,1]; may repeat."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 Skip = Annotated[
-    list[str] | None, typer.Option("--skip", metavar="CHECK", help="Leave a doctor check out; may repeat.")
+    list[str] | None,
+    typer.Option("--skip", metavar="CHECK", help="Leave out a check of doctor, such as prompts; may repeat."),
 ]
 
 

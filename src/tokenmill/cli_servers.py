@@ -62,7 +62,7 @@ def logs(
     lines: Annotated[int | None, typer.Option("--lines", "-n", min=1, help="Last lines of each log; 50.")] = None,
     this_life: Annotated[bool, typer.Option("--since-start", help="All since each server's last start.")] = False,
 ) -> None:
-    """Show the servers' own logs, each line with its server's name in front: those that lie on this machine."""
+    """Show the servers' own logs on this machine, each line with its server's name in front."""
     from tokenmill import logs as steps
     from tokenmill.servers import folder_of
 

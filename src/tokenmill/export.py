@@ -116,11 +116,12 @@ def _several(folder: RunFolder) -> bool:
 
 
 def suggestion(folder: RunFolder) -> str:
-    """The command that a finished run's data is best taken out with: as ids for a drafter, as text for fine-tuning, or
-    where the engine gave none."""
+    """The command that a finished run's data is best taken out with: as ids for a drafter, as conversations where the
+    engine gave none, as text for fine-tuning."""
     drafter = not folder.config.exists() or load(folder.config).judge.purpose == "drafter"
     made = dataset.completion(folder.data)
-    form = "specforge" if drafter and made is not None and made.output_ids != NULL else "messages"
+    has_ids = made is None or made.output_ids != NULL
+    form = "messages" if not drafter else "specforge" if has_ids else "specforge-chat"
     return shlex.join(["tokenmill", "export", str(folder.path), form, "OUT"])
 
 

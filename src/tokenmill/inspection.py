@@ -9,8 +9,6 @@ from itertools import islice
 from pathlib import Path
 
 from tokenmill import dataset
-from tokenmill.config import rules_of
-from tokenmill.configfile import load
 from tokenmill.core.judge import Rules
 from tokenmill.errors import UsageError
 from tokenmill.folder import RunFolder
@@ -22,7 +20,7 @@ from tokenmill.inspecting.trainer import Trainer
 from tokenmill.inspecting.verdict import Inspection, conclude, reasons
 from tokenmill.plain import speed
 from tokenmill.rows import files
-from tokenmill.servers import folder_of
+from tokenmill.servers import folder_of, judge_of
 from tokenmill.steps import Meter, Tell
 
 TELL_ROWS = 256
@@ -40,10 +38,9 @@ Measured = Iterator[tuple[Found, int]]
 
 def inspect_any(data: Path, model: Path | None, tell: Tell) -> Inspection:
     """As on the command line: a run may be named by its config, and is judged by its own rules."""
-    data = folder_of(data).path if data.suffix == ".toml" else data
-    config = RunFolder(data).config
-    rules = rules_of(load(config)) if config.exists() else None
-    return inspect(data, rules, model=model, tell=tell)
+    folder = folder_of(data) if data.suffix == ".toml" else RunFolder(data)
+    rules = judge_of(data, folder) if folder.config.exists() else None
+    return inspect(folder.path, rules, model=model, tell=tell)
 
 
 def inspect(

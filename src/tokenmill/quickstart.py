@@ -127,4 +127,6 @@ def prepare(folder: Path, model: Path, *, threads: int, port: int) -> Path:
 def check_engine() -> None:
     """Raises PreflightError where the llama.cpp wheel is missing."""
     if importlib.util.find_spec("xllamacpp") is None:
-        raise PreflightError("the llama.cpp wheel is not installed", fix="pip install 'tokenmill[quickstart]'")
+        raise PreflightError(
+            "the llama.cpp wheel is not installed", fix="pip install '.[quickstart]' in tokenmill's checkout"
+        )

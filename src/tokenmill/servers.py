@@ -11,7 +11,9 @@ from msgspec.structs import replace
 
 from tokenmill import configfile, events
 from tokenmill.cluster import left
+from tokenmill.config import rules_of
 from tokenmill.core.efficiency import words as efficiency_words
+from tokenmill.core.judge import Rules
 from tokenmill.core.roll import found
 from tokenmill.core.server import SERVING, State
 from tokenmill.core.status import ENDED, NodeRow, PromptCounts, RunStatus, ServerStatus
@@ -53,6 +55,12 @@ def folder_of(path: Path | None) -> RunFolder:
     if not folder.exists:
         raise UsageError(f"{path} is no run folder: it has no state.json", fix="ls runs   shows yours")
     return folder
+
+
+def judge_of(path: Path, folder: RunFolder) -> Rules:
+    """By which [judge] the records of a run that is named so are read: the config's that a person names, else that of
+    the run's last start."""
+    return rules_of(configfile.load(path if path.suffix == ".toml" else folder.config))
 
 
 def _the_one_here(here: Path) -> RunFolder:

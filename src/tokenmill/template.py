@@ -6,7 +6,8 @@ from tokenmill import plugins
 from tokenmill.errors import UsageError
 
 _HF_MODEL = """path = "/models/Qwen3.6-27B"       # required: a model folder, or a hub id such as "Qwen/Qwen3.6-27B"
-# name = "Qwen3.6-27B"             # the name it is served under; default: the folder's"""
+# name = "Qwen3.6-27B"             # the name it is served under; default: the folder's
+# revision = "main"                # of a hub id: a branch, tag or commit"""
 
 _GGUF_MODEL = """path = "/models/model.gguf"        # required: a .gguf file
 # name = "my-model"                # the name it is served under; default: the file's"""

@@ -298,8 +298,8 @@ def test_a_folder_whose_name_is_no_text_can_be_written(run: RunFolder, tmp_path:
         ([record()], "drafter", "specforge"),
         ([record()], "sft", "messages"),
         ([record("gone", labels=("aborted",), prompt_ids=NULL, output_ids=NULL), record("b", 1)], "", "specforge"),
-        ([record(output_ids=NULL)], "drafter", "messages"),
-        ([], "drafter", "messages"),
+        ([record(output_ids=NULL)], "drafter", "specforge-chat"),
+        ([], "drafter", "specforge"),
     ],
 )
 def test_the_export_that_a_run_is_for_is_suggested(

@@ -82,4 +82,6 @@ def needs_ray() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise PreflightError(f'fleet.cluster = "ray": {error}', fix="pip install 'tokenmill[ray]'") from error
+        raise PreflightError(
+            f'fleet.cluster = "ray": {error}', fix="pip install '.[ray]'   in tokenmill's checkout"
+        ) from error

@@ -173,7 +173,7 @@ _ROOTS: tuple[Rule, ...] = (
         r"ImportError: .*xllamacpp|No module named 'xllamacpp'",
         FailureKind.VERSION,
         "the engine's environment lacks xllamacpp",
-        "PYTHON -m pip install 'tokenmill[quickstart]', PYTHON being engine.python; or engine.command",
+        "PYTHON -m pip install '.[quickstart]' in tokenmill's checkout, PYTHON being engine.python; or engine.command",
     ),
 )
 

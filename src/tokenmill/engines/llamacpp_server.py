@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     try:
         import xllamacpp
     except ImportError as error:
-        sys.stderr.write(f"ImportError: {error}; pip install 'tokenmill[quickstart]'\n")
+        sys.stderr.write(f"ImportError: {error}; pip install '.[quickstart]' in tokenmill's checkout\n")
         return 1
     if not Path(args.model).is_file():
         sys.stderr.write(f"failed to open GGUF file {args.model}: no such file\n")
