@@ -2,7 +2,7 @@
 
 The server makes n / (n + 16) of its peak of n requests, runs 64 and lets the others wait. It tells nothing of itself:
 behind an address there is only what its streams show, or, where it has a metrics page, what that says. Then on a real
-llama.cpp server, where a fixed number sets its slots, too.
+llama.cpp server: "auto" with as many slots as the largest fixed number, which sets them itself.
 """
 
 import json
@@ -118,7 +118,9 @@ def _on_llamacpp(scratch: Path) -> Words:
     made: dict[int | str, list[float]] = {}
     for turn in range(LLAMA_ROUNDS):
         for in_flight in ("auto", *LLAMA_FIXED):
-            args = {"ctx-size": max(LLAMA_FIXED) * (LLAMA_TOKENS + USUAL_PROMPT), "threads": 2}
+            most = max(LLAMA_FIXED)
+            args = {"ctx-size": most * (LLAMA_TOKENS + USUAL_PROMPT), "threads": 2}
+            args |= {"parallel": most} if in_flight == "auto" else {}
             over = timed.llamacpp(args, LLAMA_TOKENS, {})
             folder = scratch / f"pace-llamacpp-{in_flight}-{turn}"
             path = timed.config(folder, prompts, in_flight, fleet={"servers": 1}, **over)

@@ -18,8 +18,10 @@ from tokenmill.folder import RunFolder
 from tokenmill.quickstart import find_model
 
 PORT = 31400
+"""Below those of the fake servers' answers that other figures are measured with."""
 
 RUN = "from tokenmill import cli; cli.main()"
+"""The command, in whose place others may put something before it."""
 
 During = Callable[[RunStatus], None]
 

@@ -14,6 +14,33 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, 
 OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")]
 LABELS = "truncated means truncated_in_thinking and truncated_in_answer."
 
+Validation = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE", help="This share of the prompts, by hash, as a split of its own.", show_default=False
+    ),
+]
+MinTokens = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Leave out rows with fewer supervised tokens; unset: ids need 2, rows that were cut 8.",
+        show_default=False,
+    ),
+]
+MaxTokens = Annotated[
+    int,
+    typer.Option(min=0, help="Leave out rows with more supervised tokens; unset: no limit.", show_default=False),
+]
+MaxLength = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Cut rows of ids at so many tokens, prompt and output, as a trainer would; unset: no cut.",
+        show_default=False,
+    ),
+]
+
 
 def export(
     run_path: RunArgument,
@@ -25,36 +52,14 @@ def export(
         ),
     ],
     out: OutArgument,
-    validation: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE", help="This share of the prompts, by hash, as a split of its own.", show_default=False
-        ),
-    ] = 0.0,
+    validation: Validation = 0.0,
     drop: Annotated[str, typer.Option(metavar="LABEL,…", help=f"Leave these rows out; {LABELS}")] = "",
     cap: Annotated[
         list[str] | None, typer.Option(metavar="LABEL=SHARE", help="At most this share of all rows; may repeat.")
     ] = None,
-    min_tokens: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Leave out rows with fewer supervised tokens; unset: ids need 2, rows that were cut 8.",
-            show_default=False,
-        ),
-    ] = 0,
-    max_tokens: Annotated[
-        int,
-        typer.Option(min=0, help="Leave out rows with more supervised tokens; unset: no limit.", show_default=False),
-    ] = 0,
-    max_length: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Cut rows of ids at so many tokens, prompt and output, as a trainer would; unset: no cut.",
-            show_default=False,
-        ),
-    ] = 0,
+    min_tokens: MinTokens = 0,
+    max_tokens: MaxTokens = 0,
+    max_length: MaxLength = 0,
     dedup: Annotated[bool, typer.Option("--dedup", help="Of equal rows (prompt and output) only the first.")] = False,
     retokenise: Annotated[
         bool,

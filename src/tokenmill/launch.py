@@ -103,7 +103,6 @@ def spec(
         args={normal(name): _numbered(value, place.index) for name, value in config.engine.args.items()},
         command=tuple(config.engine.command),
         capacity=config.generation.concurrency if isinstance(config.generation.concurrency, int) else None,
-        max_tokens=config.generation.max_tokens,
         gpus_per_server=config.fleet.gpus_per_server,
     )
 

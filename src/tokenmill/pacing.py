@@ -16,9 +16,6 @@ TOLD = 0.1
 """A change of how many a server takes at once that is worth a line."""
 
 
-SAY = "generation.concurrency = N, as many as that server runs at once"
-
-
 class Pacing:
     """Of one server, by its `name`."""
 
@@ -28,28 +25,28 @@ class Pacing:
         self._pace: Pace | None = None
         self._told = 0
 
-    def begin(self, limits: capacity.Limits, start: int, sight: Sight) -> int:
-        """With how many a life begins: with what an earlier one has come to, or with `start`."""
+    def begin(self, limits: capacity.Limits, start: int, why: str, sight: Sight) -> tuple[int, str]:
+        """With how many a life begins, and what limits them: as an earlier one has come to, or `start`, `why`."""
         if self._job.config.generation.concurrency != "auto":
-            return start
-        if not _shows(sight):
-            if limits.guess:
-                words = f"nothing shows how many requests it runs: {start} at once, an assumption"
-                self._job.tell(Event(now(), "pace", words, self._name, "warn", fix=SAY))
-            return start
+            return start, why
         most = self._job.most_in_flight
         ceiling = min(capacity.ceiling(limits) or most, most)
         if self._pace is not None:
             self._pace.begin(ceiling)
         elif start < ceiling:
             self._pace, self._told = Pace(start, ceiling), start
-        return self._pace.base if self._pace is not None else start
+        if self._pace is not None and self._pace.base != start:
+            return self._pace.base, "what trials have proved"
+        if limits.guess and not sight.sighted:
+            return start, f"{why}: nothing shows how many it runs. generation.concurrency = N says it"
+        return start, f"{why} at first, trials follow" if self._pace is not None else why
 
     def look(self, lane: Lane, sight: Sight) -> None:
         """To be called at every look at a server that has a lane."""
-        if self._pace is None or lane.held or not _shows(sight):
+        seen = _seen(lane, sight, time.monotonic())
+        if self._pace is None or lane.held or seen is None:
             return
-        target = self._pace.look(_seen(lane, sight, time.monotonic()))
+        target = self._pace.look(seen)
         if target != lane.capacity:
             self._job.pump.resize(lane, target)
         found = self._pace.found or self._told
@@ -59,15 +56,12 @@ class Pacing:
             self._told = found
 
 
-def _shows(sight: Sight) -> bool:
-    """Whether it is seen how many requests the server has begun."""
-    return sight.streams or (sight.load is not None and sight.load.running is not None)
-
-
-def _seen(lane: Lane, sight: Sight, at: float) -> Seen:
-    """An engine's counters know of everybody's requests, streams of ours."""
+def _seen(lane: Lane, sight: Sight, at: float) -> Seen | None:
+    """What shows how many it has begun, None where nothing does. An engine's counters know of everybody's requests,
+    streams of ours."""
     if sight.streams:
         return Seen(at, lane.in_flight, lane.answered, lane.begun, tokens=lane.seen)
-    assert sight.load is not None, "asked only where it shows"
-    assert sight.load.running is not None
-    return Seen(at, lane.in_flight, lane.answered, sight.load.running, queued=sight.load.queued)
+    load = sight.load
+    if load is None or load.running is None:
+        return None
+    return Seen(at, lane.in_flight, lane.answered, load.running, queued=load.queued)

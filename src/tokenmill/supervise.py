@@ -338,8 +338,7 @@ class Supervisor:
     def _admit(self) -> None:
         assert self._life is not None
         assert self._life.passed is not None
-        wanted, limit = self._life.capacity
-        width = self._pacing.begin(self._life.info.limits, wanted, self._life.sight)
+        width, limit = self._pacing.begin(self._life.info.limits, *self._life.capacity, self._life.sight)
         self.lane = Lane(
             name=self.name,
             index=self.place.index,

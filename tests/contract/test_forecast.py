@@ -136,11 +136,3 @@ def test_llamacpps_slots_share_the_context_as_it_says_itself() -> None:
     foretold = engine("llamacpp").forecast(Given({"parallel": slots, "ctx-size": slots * each}))
     assert (foretold.limits, foretold.context) == (info.limits, info.context)
     assert (foretold.limits.running, foretold.context) == (slots, each)
-
-
-@pytest.mark.parametrize("asked", [None, 6])
-def test_llamacpp_is_launched_with_the_slots_that_are_foretold(asked: int | None) -> None:
-    args = {"ctx-size": 8192}
-    foretold = engine("llamacpp").forecast(Given(args, asked=asked, max_tokens=1000))
-    argv = engine("llamacpp").command(replace(spec("llamacpp"), args=args, capacity=asked, max_tokens=1000)).argv
-    assert argv[argv.index("--parallel") + 1] == str(foretold.limits.running) == str(asked or 4)

@@ -175,11 +175,25 @@ def test_a_plain_models_cache_in_vllm_is_what_weights_leave() -> None:
         ({"ctx-size": 8192}, 2, 2, 4096),
         ({"np": 3}, 8, 3, None),
         ({}, None, 1, None),
-        pytest.param({"ctx-size": 8192}, None, 4, 2048, id="as many as it holds at full length"),
-        ({"ctx-size": 1024}, None, 1, 1024),
-        ({"ctx-size": 1 << 20}, None, 32, 1 << 15),
     ],
 )
 def test_llamacpps_slots(args: dict[str, Any], asked: int | None, running: int, context: int | None) -> None:
-    found = llamacpp(Given(args, asked=asked, max_tokens=1000))
+    found = llamacpp(Given(args, asked=asked))
     assert (found.limits.running, found.context) == (running, context)
+
+
+@pytest.mark.parametrize(
+    ("args", "asked", "lever"),
+    [
+        ({"ctx-size": 8192}, None, {"parallel": 4}),
+        ({"ctx-size": 2048}, None, None),
+        ({}, None, {"parallel": 4, "ctx-size": 4 * 2024}),
+        ({"parallel": 1, "ctx-size": 8192}, None, None),
+        ({"ctx-size": 8192}, 2, None),
+    ],
+)
+def test_llamacpps_one_slot_is_not_made_more_in_silence_but_more_are_proposed(
+    args: dict[str, Any], asked: int | None, lever: dict[str, int] | None
+) -> None:
+    found = llamacpp(Given(args, asked=asked, max_tokens=1000))
+    assert list(found.levers) == ([] if lever is None else [lever])

@@ -59,15 +59,20 @@ def _version(context: Context) -> str:
 def _concurrency(context: Context, known: Given, found: Forecast) -> Iterator[Finding]:
     tokens = tokens_of_one(known.max_tokens, found.context)
     running, limit = in_flight(found.limits, known.asked, tokens)
-    if known.asked is None or running >= known.asked:
-        if found.limits.running or found.limits.good:
-            yield Finding(NAME, "ok", "", f"{running:,} requests at once per server, limited by {limit}")
-        return
-    words = f"{known.asked:,} requests at once per server are asked for, {running:,} will run: {limit} allows no more"
     situation = Situation(context.config, context.engine, known, found, running, 1, 0, None, 0, 0)
     better = max(advice.levers(situation), key=lambda change: change.weight, default=None)
-    fix = better.words if better else f"generation.concurrency = {running}"
-    yield Finding(NAME, "warn", "generation.concurrency", words, fix)
+    if running == 1 and known.asked is None and better is not None:
+        words = f"one request at a time per server: {limit} allows no more"
+        yield Finding(NAME, "warn", "generation.concurrency", words, better.words)
+    elif known.asked is None or running >= known.asked:
+        if found.limits.running or found.limits.good:
+            yield Finding(NAME, "ok", "", f"{running:,} requests at once per server, limited by {limit}")
+    else:
+        words = (
+            f"{known.asked:,} requests at once per server are asked for, {running:,} will run: {limit} allows no more"
+        )
+        fix = better.words if better else f"generation.concurrency = {running}"
+        yield Finding(NAME, "warn", "generation.concurrency", words, fix)
 
 
 def _lengths(context: Context, found: Forecast, room: int) -> Iterator[Finding]:

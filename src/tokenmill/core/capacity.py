@@ -128,7 +128,7 @@ def in_flight(limits: Limits, asked: int | None, tokens: int) -> tuple[int, str]
         if limits.good:
             found.append((limits.good, limits.good_why))
     if not found and limits.guess:
-        return limits.guess, "an assumption at first, more or fewer as it proves"
+        return limits.guess, "an assumption"
     return min(found) if found else (1, "nothing is known of the server")
 
 
@@ -226,31 +226,24 @@ def _vllm_levers(given: Given, running: int, kv: int | None, context: int | None
 
 
 # -- llama.cpp ---------------------------------------------------------------------------------------------------------
-LLAMACPP_MOST = 32
-"""Slots that are taken where nobody says how many."""
-
 LLAMACPP_FEW = 4
-"""Slots that are proposed where not even the context is said: llama-server's own number; what memory they take is not
-foretold."""
-
-
-def llamacpp_slots(asked: int | None, total: int | None, max_tokens: int) -> int:
-    """What --parallel is set to where the config does not say it: as many as are asked for, else as many as a context
-    of `total` tokens holds at full length. Its own default is one slot, which leaves most of a machine idle."""
-    if asked:
-        return asked
-    return min(LLAMACPP_MOST, max(1, total // tokens_of_one(max_tokens, None))) if total else 1
+"""Slots that are proposed where not even the context is said: llama-server's own number. What they take of the memory
+is not foretold."""
 
 
 def llamacpp(given: Given) -> Forecast:
     """The forecast of one llama.cpp server: its slots share the context, unless --kv-unified."""
-    total = given.number("ctx-size", "c")
-    slots = given.number("parallel", "np") or llamacpp_slots(given.asked, total, given.max_tokens)
+    said = given.number("parallel", "np") or given.asked  # tokenmill sets --parallel to what is asked for
+    slots, total = said or 1, given.number("ctx-size", "c")
     unified = bool(given.args.get("kv-unified"))
     context = None if total is None else total if unified else total // slots
     levers: list[Mapping[str, Any]] = []
     if given.asked and given.asked > slots and total and context:
         levers.append({"parallel": given.asked, "ctx-size": total if unified else context * given.asked})
-    if slots == 1 and not given.asked and not total:
-        levers.append({"ctx-size": LLAMACPP_FEW * tokens_of_one(given.max_tokens, None)})
+    elif not said:
+        # Left to the user: slots share the context, so that a longer prompt than is taken for usual would not fit.
+        each = tokens_of_one(given.max_tokens, None)
+        many = (total or LLAMACPP_FEW * each) // each
+        if many > 1:
+            levers.append({"parallel": many, **({} if total else {"ctx-size": many * each})})
     return Forecast(Limits(slots, "parallel"), context, levers=tuple(levers))

@@ -273,6 +273,7 @@ class Pace:
             return
         self._trial = None
         if better == self.base:
+            self._near = self._near or trial.low == self.base
             self._failed(block.last.at)
             self._set(self.base)
             return
@@ -285,7 +286,6 @@ class Pace:
             self._set(better)
 
     def _failed(self, at: float) -> None:
-        self._near = self._near or self._up
         self._up = not self._up
         self._in_vain += 1
         if self._in_vain > 1:

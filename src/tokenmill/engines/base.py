@@ -40,7 +40,6 @@ class Spec:
     args: Mapping[str, Any] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     capacity: int | None = None
-    max_tokens: int = 0
     gpus_per_server: int = 1
     host: str = "127.0.0.1"
 

@@ -341,7 +341,7 @@ _FIELDS = ["content", "tokens", "tokens_evaluated", "tokens_predicted", "stop_ty
 
 
 def _with_room_for(spec: Spec) -> Mapping[str, Any]:
-    """One slot per request that is to run at once."""
-    known = Given(spec.args, asked=spec.capacity, max_tokens=spec.max_tokens)
-    slots = capacity.llamacpp(known).limits.running
-    return spec.args if known.number("parallel", "np") else {"parallel": slots, **spec.args}
+    """One slot per request that is to run at once: llama.cpp's own default is a single slot."""
+    if spec.capacity and "parallel" not in spec.args and "np" not in spec.args:
+        return {"parallel": spec.capacity, **spec.args}
+    return spec.args
