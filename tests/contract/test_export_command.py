@@ -57,6 +57,18 @@ def test_options_are_heard_and_what_is_left_out_is_told(done: Case, tokenmill: C
     assert not list(done.folder.glob(".out*"))
 
 
+def test_a_config_that_is_named_judges_as_it_says_now_and_the_run_as_it_was_made(
+    done: Case, tokenmill: Command
+) -> None:
+    done.write(judge={"max_repetition": 1.01})
+    code, said = tokenmill("export", done.config, "specforge", done.folder / "none")
+    assert code == 5, said
+    assert tokenmill("inspect", done.config)[0] == 5
+    assert tokenmill("vocab-map", done.config, done.folder / "map", "--vocabulary", 300)[0] != 0
+    code, said = tokenmill("export", done.run_path, "specforge", done.folder / "all")
+    assert (code, "29 rows" in said) == (0, True), said
+
+
 def test_a_run_that_goes_on_can_be_exported(case: Case, tokenmill: Command) -> None:
     """What is stored at that moment, whole rows only; the run is not disturbed."""
     case.write(engine={"args": {"slots": 4, "latency-ms": 900}}, fleet={"servers": 1})
