@@ -105,7 +105,6 @@ class Collector:
             while (node := await cluster.joined()) is not None:
                 serving.create_task(self._serve(node))
         await self._write_the_rest()
-        self._size_the_last_cohort()
         if self._broken_off:
             words = f"{self._broken_off:,} turns were not asked for: one before them was rejected, cut off or failed"
             self._log.say("prompts", words, "warn")
@@ -216,16 +215,15 @@ class Collector:
             await self._keep_earlier(made)
         if unusable:
             await self._keep(unusable)
-        self._size_the_last_cohort()
+        self._size_the_cohorts()
         if usable:
             with suppress(NodeLostError):  # what it was offered goes to the others with the rest of what it has
                 await node.offer(usable)
 
-    def _size_the_last_cohort(self) -> None:
-        """It is as large as it has become once nothing more can be asked for."""
-        feed = self._accounts.feed
-        if feed.ended and feed.last_cohort[0] > 0:
-            self._accounts.gate.expect(*feed.last_cohort)
+    def _size_the_cohorts(self) -> None:
+        """The last one, and what a killed run left short, may be smaller than the gate takes them to be."""
+        for number, size in self._accounts.feed.final_sizes().items():
+            self._accounts.gate.expect(number, size)
 
     async def _next(self, count: int) -> tuple[list[Prompt], list[Record], list[Record]]:
         """What lost nodes left, then the set's next prompts."""
@@ -347,6 +345,7 @@ class Collector:
 
     def check_cohorts(self) -> None:
         """Judges every cohort by what is known of it now: at a start with stored rows, and at the end."""
+        self._size_the_cohorts()
         for cohort in list(self._accounts.gate.tallies):
             self._note(self._accounts.gate.check(cohort))
 
