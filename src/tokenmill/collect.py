@@ -276,16 +276,15 @@ class Collector:
 
     async def _append(self, records: list[Record]) -> None:
         """Writes these records and what a failed write left behind; a StoreError leaves all of them in `unsaved`."""
-        store = self._store
-        waiting, store.unsaved = [*store.unsaved, *records], []
+        waiting, self._store.unsaved = [*self._store.unsaved, *records], []
         if not waiting:
             return
         try:
             self._keep_settings()
         except OSError as error:
-            store.unsaved = waiting
+            self._store.unsaved = waiting
             raise StoreError(f"{self._folder.data}: {error.strerror}", fix=f"df -h {self._folder.data}") from error
-        await store.append(waiting)
+        await self._store.append(waiting)
         for record in waiting:
             self._count(record)
         self._unwritten.difference_update(map(id_of, waiting))
@@ -365,11 +364,12 @@ class Collector:
     # -- a store that cannot be written ------------------------------------------------------------------------------
     async def _failed(self, error: StoreError) -> None:
         """No new prompts from now on; what is in flight may still come, and is tried again for a bounded time."""
-        if self.failure is None:
-            self.failure = error
+        if not self._deadline:
             self._deadline = time.monotonic() + self._patience_s
             words = f"cannot write: {error}; no new prompts; retrying for {self._patience_s:.0f} s"
             self._log.say("store", words, "error", error.fix)
+        if self.failure is None:
+            self.failure = error
             await self._end(None)
         await asyncio.sleep(min(1.0, self._patience_s / 10))
 
@@ -378,6 +378,9 @@ class Collector:
         while self._store.unsaved:
             try:
                 await self._append([])
+            except VanishedError as error:
+                self.failure = error
+                return
             except StoreError as error:
                 if time.monotonic() > self._deadline:
                     self.failure = self._story(error, len(self._store.unsaved))
