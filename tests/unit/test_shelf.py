@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,9 +96,9 @@ def full_and_gone(data: Path) -> None:
 class Faulty(Store):
     """Of its next writes, each meets one of the faults."""
 
-    def __init__(self, data: Path, faults: list[Callable[[Path], None]]) -> None:
+    def __init__(self, data: Path, faults: Sequence[Callable[[Path], None]]) -> None:
         super().__init__(data, 1 << 30, lambda text, level: None)
-        self._faults = faults
+        self._faults = list(faults)
 
     def _write(self, lines: bytes) -> None:
         if self._faults:
@@ -126,7 +126,7 @@ def unreadable(folder: RunFolder) -> Accounts:
 
 
 def collected(
-    folder: RunFolder, accounts: Accounts, node: Late, faults: list[Callable[[Path], None]], patience_s: float
+    folder: RunFolder, accounts: Accounts, node: Late, faults: Sequence[Callable[[Path], None]], patience_s: float
 ) -> TokenmillError | None:
     """A run with one node; returns what ended it."""
 
