@@ -5,7 +5,6 @@ in flight is cut (the gate: it would be more of the same) or still comes in (a f
 """
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -26,13 +25,11 @@ from tokenmill.events import Event, EventLog, now
 from tokenmill.explain import Examples
 from tokenmill.folder import RunFolder
 from tokenmill.resume import Accounts
+from tokenmill.shelf import STORE_PATIENCE_S, Shelf
 from tokenmill.store import Store
 
 TOLD = 5
 """Of the attempts of a retry that failed: the first few, each in a line; the others are as they are."""
-
-STORE_PATIENCE_S = 60.0
-"""How long answers are kept in memory for a store that cannot be written: time to free some room."""
 
 BATCH = 512
 """Prompts handed out between two looks at the results."""
@@ -78,22 +75,16 @@ class Collector:
         self.in_vain = 0
         self.stop: Stop = _nothing_to_stop
         self._accounts = accounts
-        self._store = store
         self._folder = folder
         self._log = log
-        self._patience_s = patience_s
-        self._deadline = 0.0
+        self._shelf = Shelf(accounts, store, folder.data, log, patience_s, self._written)
         self._dispatch = Dispatch()
         self._earlier = Earlier(accounts, self._dispatch, folder.data)
         self._left = accounts.ledger.left
         self._unwritten: set[Id] = set()
         self._feeding = asyncio.Lock()
         """One node at a time reads on: the feed's order is the cohorts'. Held until what was brought is stored."""
-        self._storing = asyncio.Lock()
-        """One batch at a time is written: what a failed write left behind goes with the next."""
         self._replaced: dict[tuple[str, int, int], list[Again]] = {}
-        self._settings_kept: list[Rendering] | None = None
-        self._renderings: list[Rendering] = []
         self._broken_off = 0
         self._unusable: Counter[str] = Counter()
         self._first_unusable = ""
@@ -104,8 +95,7 @@ class Collector:
         async with asyncio.TaskGroup() as serving:
             while (node := await cluster.joined()) is not None:
                 serving.create_task(self._serve(node))
-        await self._write_the_rest()
-        self._size_the_last_cohort()
+        self.failure = await self._shelf.write_the_rest(self.failure)
         if self._broken_off:
             words = f"{self._broken_off:,} turns were not asked for: one before them was rejected, cut off or failed"
             self._log.say("prompts", words, "warn")
@@ -158,7 +148,7 @@ class Collector:
             await self._keep(records)
         is_busy = self._dispatch.outstanding or self._dispatch.waiting or self._feeding.locked()
         if self.draining:
-            if self._deadline and time.monotonic() > self._deadline:
+            if self._shelf.is_over:
                 await self.stop(0.0)
         elif self._accounts.feed.ended and not is_busy:
             self.draining = True
@@ -216,16 +206,15 @@ class Collector:
             await self._keep_earlier(made)
         if unusable:
             await self._keep(unusable)
-        self._size_the_last_cohort()
+        self._size_the_cohorts()
         if usable:
             with suppress(NodeLostError):  # what it was offered goes to the others with the rest of what it has
                 await node.offer(usable)
 
-    def _size_the_last_cohort(self) -> None:
-        """It is as large as it has become once nothing more can be asked for."""
-        feed = self._accounts.feed
-        if feed.ended and feed.last_cohort[0] > 0:
-            self._accounts.gate.expect(*feed.last_cohort)
+    def _size_the_cohorts(self) -> None:
+        """The last one, and what a killed run left short, may be smaller than the gate takes them to be."""
+        for number, size in self._accounts.feed.final_sizes().items():
+            self._accounts.gate.expect(number, size)
 
     async def _next(self, count: int) -> tuple[list[Prompt], list[Record], list[Record]]:
         """What lost nodes left, then the set's next prompts."""
@@ -255,13 +244,15 @@ class Collector:
             why = why_broken_off(record, rules)
             ended += [record, *(feed.broken_off(record, why) if why else ())]
         try:
-            async with self._storing:
-                await self._append(ended)
-        except (GuardError, VanishedError) as error:
+            await self._shelf.keep(ended)
+        except VanishedError as error:
             self.failure = error
             await self._end(0.0)
         except StoreError as error:
-            await self._failed(error)
+            if self.failure is None:
+                self.failure = error
+                await self._end(None)
+            await self._shelf.pause()
         else:
             if self.alarm is not None and not self.draining:
                 await self._end(0.0)
@@ -276,27 +267,11 @@ class Collector:
             self._log.say("retry", words, "warn")
         return True
 
-    async def _append(self, records: list[Record]) -> None:
-        """Writes these records and what a failed write left behind; a StoreError leaves all of them in `unsaved`."""
-        store = self._store
-        waiting, store.unsaved = [*store.unsaved, *records], []
-        if not waiting:
-            return
-        try:
-            self._keep_settings()
-        except OSError as error:
-            store.unsaved = waiting
-            raise StoreError(f"{self._folder.data}: {error.strerror}", fix=f"df -h {self._folder.data}") from error
-        await store.append(waiting)
-        for record in waiting:
-            self._count(record)
-        self._unwritten.difference_update(map(id_of, waiting))
-
     async def _check_rendering(self, rendering: Rendering | None) -> None:
         """Once a server has rendered: nothing is asked of it where records were rendered otherwise."""
-        if rendering is None or rendering in self._renderings:
+        if rendering is None or rendering in self._shelf.renderings:
             return
-        self._renderings.append(rendering)
+        self._shelf.renderings.append(rendering)
         try:
             dated = settings.guard_rendering(rendering, settings.read(self._folder.data))
         except GuardError as error:
@@ -307,14 +282,10 @@ class Collector:
             self._log.say("render", f"another date, it seems: {words}", "warn")
         self._log.say("render", rendering.told)
 
-    def _keep_settings(self) -> None:
-        """The settings' row stands before the first record made with it. By then its rendering is known, unless the
-        record is of an earlier life, and no server has rendered in this one."""
-        first = self._renderings[:1]
-        if first != self._settings_kept:
-            row = self._accounts.row
-            settings.keep(self._folder.data, settings.complete(row, first[0]) if first else row)
-            self._settings_kept = first
+    def _written(self, records: list[Record]) -> None:
+        for record in records:
+            self._count(record)
+        self._unwritten.difference_update(map(id_of, records))
 
     def _count(self, record: Record) -> None:
         accounts = self._accounts
@@ -347,6 +318,7 @@ class Collector:
 
     def check_cohorts(self) -> None:
         """Judges every cohort by what is known of it now: at a start with stored rows, and at the end."""
+        self._size_the_cohorts()
         for cohort in list(self._accounts.gate.tallies):
             self._note(self._accounts.gate.check(cohort))
 
@@ -362,37 +334,3 @@ class Collector:
     async def _end(self, grace_s: float | None) -> None:
         self.draining = True
         await self.stop(grace_s)
-
-    # -- a store that cannot be written ------------------------------------------------------------------------------
-    async def _failed(self, error: StoreError) -> None:
-        """No new prompts from now on; what is in flight may still come, and is tried again for a bounded time."""
-        if self.failure is None:
-            self.failure = error
-            self._deadline = time.monotonic() + self._patience_s
-            words = f"cannot write: {error}; no new prompts; retrying for {self._patience_s:.0f} s"
-            self._log.say("store", words, "error", error.fix)
-            await self._end(None)
-        await asyncio.sleep(min(1.0, self._patience_s / 10))
-
-    async def _write_the_rest(self) -> None:
-        """Every answer is in: writes what a failed write left behind, until the patience is over."""
-        while self._store.unsaved:
-            try:
-                await self._append([])
-            except StoreError as error:
-                if time.monotonic() > self._deadline:
-                    self.failure = self._story(error, len(self._store.unsaved))
-                    return
-                await asyncio.sleep(min(1.0, self._patience_s / 10))
-        if isinstance(self.failure, StoreError) and not isinstance(self.failure, VanishedError):
-            self.failure = self._story(self.failure, 0)
-
-    def _story(self, error: StoreError, lost: int) -> StoreError:
-        counts = self._accounts.ledger.counts()
-        safe = f"{counts.done:,} records are safe"
-        end = (
-            f"{lost:,} answers could not be stored and are lost"
-            if lost
-            else "every answer in flight was stored in the end"
-        )
-        return StoreError(f"results could not be stored: {error}; {safe}; {end}", fix=error.fix)

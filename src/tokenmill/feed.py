@@ -7,7 +7,7 @@ the next turn's prompt. What is still to be said waits here, of those conversati
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -41,8 +41,8 @@ be asked for, empty where it can."""
 class Feed:
     """`first_cohort` are the rows of cohort 0 that are still to be made, `first_cohort_pending` its ids without any
     record: first turns. Later cohorts are counted by ids, `held` those that each has from before: the turns of a
-    conversation come to be in several. `last_cohort` is the number and size so far of the cohort that is being filled.
-    What is made again stays in its cohort, asked as it was before: `before` has the older records of later turns.
+    conversation come to be in several. What is made again stays in its cohort, asked as it was before: `before` has the
+    older records of later turns.
     """
 
     def __init__(
@@ -57,12 +57,13 @@ class Feed:
         begun: Begun | None = None,
         before: Mapping[tuple[int, int, int], Record] | None = None,
     ) -> None:
-        self._read_all = False
-        self.last_cohort = (0, 0)
+        self._read_all = not ledger.left
+        self._is_partial = ledger.counts().pending > ledger.left
         self._path = path
         self._ledger = ledger
         self._settings = settings
-        self._held = held
+        self._sizes = Counter(held)
+        self._untold = set(held)
         self._numbers = cohorts(held, cohort)
         self._begun = dict(begun or {})
         self._before = dict(before or {})
@@ -110,10 +111,18 @@ class Feed:
         """What is made again has its cohort's number already, and that cohort its size."""
         if item.cohort != LATER:
             return item
-        last, count = self.last_cohort
         number = next(self._numbers)
-        self.last_cohort = (number, 1 + (count if number == last else self._held.get(number, 0)))
+        self._sizes[number] += 1
+        self._untold.add(number)
         return replace(item, cohort=number)
+
+    def final_sizes(self) -> dict[int, int]:
+        """Of the cohorts after the first, once nothing more can be asked for: each is as large as what it holds. Those
+        alone that were not told of before. None in a retry of a run that has not asked for everything yet."""
+        if not self.ended or self._is_partial:
+            return {}
+        untold, self._untold = self._untold, set()
+        return {number: self._sizes[number] for number in untold if number > 0}
 
     # -- the turns of a conversation
     def broken_off(self, record: Record, why: str) -> list[Record]:

@@ -17,7 +17,7 @@ from tokenmill import dataset, report, retry, settings
 from tokenmill.backup import keeper
 from tokenmill.cluster.base import Cluster, needs_ray
 from tokenmill.cluster.local import Alone
-from tokenmill.collect import STORE_PATIENCE_S, Collector
+from tokenmill.collect import Collector
 from tokenmill.config import Config, shown
 from tokenmill.configfile import load
 from tokenmill.core.status import ENDED
@@ -32,6 +32,7 @@ from tokenmill.node import LocalNode
 from tokenmill.notify import notifying
 from tokenmill.progress import STATUS_S, Progress, published
 from tokenmill.resume import Accounts, resume
+from tokenmill.shelf import STORE_PATIENCE_S
 from tokenmill.steps import Told
 from tokenmill.store import Store
 from tokenmill.view import View

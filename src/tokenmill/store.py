@@ -176,6 +176,7 @@ class Store:
         self._handle = -1
         self._path = Path()
         self._size = 0
+        self._is_torn = False
         self._unsynced = 0
         self._synced_at = time.monotonic()
         self._sealing: asyncio.Task[None] | None = None
@@ -188,6 +189,7 @@ class Store:
         try:
             await loop.run_in_executor(self._writer, self._write, lines)
         except _GoneError as error:
+            self.unsaved.extend(records)
             raise VanishedError(
                 f"{self._path} was removed or moved away in mid-run, with the rows in it",
                 fix="where you have it still: move it back; its rows are generated anew otherwise",
@@ -215,12 +217,20 @@ class Store:
             raise _GoneError
         view = memoryview(lines)
         try:
+            if self._is_torn:
+                self._cut()
             while view:
                 view = view[os.write(self._handle, view) :]
         except OSError:
-            os.ftruncate(self._handle, self._size)
+            self._is_torn = True
+            with contextlib.suppress(OSError):  # else the next write begins with it, and fails as long as it does
+                self._cut()
             raise
         self._size += len(lines)
+
+    def _cut(self) -> None:
+        os.ftruncate(self._handle, self._size)
+        self._is_torn = False
 
     def _first_path(self) -> Path:
         """Continues the newest journal if it is not full, else begins the next."""
@@ -232,10 +242,11 @@ class Store:
 
     def _open(self) -> None:
         self._path = self._next
-        self._handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._size = os.fstat(self._handle).st_size
-        sync_folder(self.data)
+        handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._handle, self._size = handle, os.fstat(handle).st_size
+        # It is in use from here on, whatever fails now: opened again once it is full, its sealer might unlink it.
         self._next = self.data / f"journal-{number_of(self._path) + 1:06d}.jsonl"
+        sync_folder(self.data)
 
     def _shut(self) -> None:
         if self._handle >= 0:

@@ -169,7 +169,10 @@ def _ended(desk: _Desk) -> page.Answer:
     best = trials.winner(found)
     if best is None:
         told = next((each for each in found if each.failure), None)
-        noting.write(desk.folder, Notes(desk.notes.asked))  # the next start tries all of it again
+        try:
+            noting.write(desk.folder, Notes(desk.notes.asked))  # the next start tries all of it again
+        except OSError as error:
+            desk.tell(f"{desk.folder.path} cannot be written: {error.strerror}; the next start knows these trials")
         raise NoServerError(
             f"no setup could be measured: {told.failure if told else 'the time was over'}",
             fix=told.fix or f"tokenmill logs {desk.folder.path}" if told else "--minutes: more",

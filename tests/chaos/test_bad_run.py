@@ -85,6 +85,23 @@ def test_a_stopped_run_goes_on_with_another_threshold_and_pays_for_nothing_twice
     assert case.leftovers() == []
 
 
+def test_the_last_cohort_is_as_large_at_the_next_start_as_it_was(here: Here) -> None:
+    """Its 3 bad of 10 are above a fifth, and 3 of a whole cohort's 20 were not: the same command ended as done."""
+    case = here.case
+    rows = [{"id": f"p{number}", "prompt": f"Question {number}"} for number in range(110)]
+    (case.folder / case.prompts).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (case.folder / "answers.json").write_text(json.dumps({row["prompt"]: "" for row in rows[-3:]}))
+    one = {"slots": 1, "answers": str(case.folder / "answers.json")}  # so that the bad ones come last
+    for _ in range(2):
+        code, said = here(engine={"args": one}, fleet={"servers": 1})
+        assert (code, "of the 10 completions of cohort 5" in said) == (5, True), said
+        assert_whole(case, {row["id"] for row in rows})
+    assert "every prompt has a record already" in said
+    code, said = here.command("run", case.config, "--set", "gate.max_rejected=0.3")
+    assert code == 0, said
+    assert case.leftovers() == []
+
+
 def test_servers_that_refuse_every_request_are_the_configs_fault_at_once(here: Here, case: Case) -> None:
     """A field that they do not take is refused for ever: that is no trouble of outside to be waited out."""
     code, said = here(engine={"args": {"slots": 2, "refuse": "no such field: grammer"}})

@@ -88,9 +88,12 @@ class Moody:
         self.waiting.clear()
 
 
-def accounts_of(folder: RunFolder, path: Path, samples: int) -> Accounts:
+LENIENT = Limits(cohort=20, max_rejected=1.0, max_truncated=1.0)
+
+
+def accounts_of(folder: RunFolder, path: Path, samples: int, limits: Limits = LENIENT) -> Accounts:
     """As a start finds them."""
-    rules, gate = Rules(), Gate(Limits(cohort=20, max_rejected=1.0, max_truncated=1.0))
+    rules, gate = Rules(), Gate(limits)
     ledger = Ledger(prompts.scan(path, every_turn=True), samples)
     found = ledger.load(dataset.briefs(folder.data), rules, gate)
     feed = Feed(path, ledger, "s", cohort=20, held=found.cohorts, dedup=False)

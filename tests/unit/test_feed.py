@@ -161,14 +161,38 @@ def test_repeated_ids_have_their_numbers(tmp_path: Path) -> None:
     assert [item.key for item in all_of(path, ledger_of(path))] == ["a", "a~2", "a~3"]
 
 
-def test_the_cohort_that_is_being_filled_is_known(path: Path) -> None:
-    async def sizes() -> list[tuple[int, int]]:
-        opened = feed(path, ledger_of(path), cohort=5)
-        await opened.take(12)
+@pytest.mark.parametrize(
+    ("held", "sizes"),
+    [
+        ({}, {1: 5, 2: 2}),
+        ({1: 3, 2: 2}, {1: 5, 2: 5, 3: 2}),
+        ({1: 1, 2: 2, 3: 1}, {1: 5, 2: 5, 3: 1}),  # what a killed run had in flight goes to those it left short
+        ({-1: 9, 1: 5, 2: 1}, {1: 5, 2: 5, 3: 3}),
+    ],
+)
+def test_every_cohort_has_its_size_once_nothing_more_can_be_asked_for(
+    path: Path, held: dict[int, int], sizes: dict[int, int]
+) -> None:
+    async def known() -> list[dict[int, int]]:
+        opened = feed(path, ledger_of(path), cohort=5, held=held)
+        found = [opened.final_sizes()]
+        while not opened.ended:
+            await opened.take(12)
+            found.append(opened.final_sizes())
         opened.close()
-        return [opened.last_cohort]
+        return [*found, opened.final_sizes()]
 
-    assert asyncio.run(sizes()) == [(2, 2)]
+    *before, last, told = asyncio.run(known())
+    assert (last, told) == (sizes, {})
+    assert not any(before)
+
+
+def test_a_finished_set_has_its_cohorts_sizes_at_once(path: Path) -> None:
+    ledger = ledger_of(path)
+    found = load(ledger, *(said(item) for item in all_of(path, ledger, cohort=5)))
+    opened = feed(path, ledger, cohort=5, held=found.cohorts)
+    opened.close()
+    assert opened.final_sizes() == {1: 5, 2: 2}
 
 
 def test_a_set_smaller_than_a_cohort_is_one_cohort(path: Path) -> None:
@@ -246,7 +270,7 @@ def test_a_turn_is_asked_for_once_the_one_before_it_has_its_record_and_before_an
         opened.answered(said(fourth))
         assert not opened.ended
         [last] = await opened.take(5)
-        assert (last.key, last.turn, opened.ended, opened.last_cohort) == ("k2", 1, True, (2, 1))
+        assert (last.key, last.turn, opened.ended, opened.final_sizes()) == ("k2", 1, True, {1: 2, 2: 1})
 
     asyncio.run(go())
     opened.close()

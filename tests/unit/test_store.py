@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from tests.unit.make import record
 from tokenmill import dataset, store
 from tokenmill.core.records import NULL, Parts, Record
-from tokenmill.errors import StoreError
+from tokenmill.errors import StoreError, VanishedError
 from tokenmill.seal import seal
 from tokenmill.store import Store, is_whole, line_of, plain
 
@@ -252,3 +253,78 @@ def test_a_failed_write_leaves_the_file_whole_and_the_records_in_hand(tmp_path: 
 
 def errno_words() -> str:
     return "|".join(os.strerror(code) for code in (errno.ENOSPC, errno.EFBIG))
+
+
+# -- a disk that fails otherwise ---------------------------------------------------------------------------------------
+def failing(patch: pytest.MonkeyPatch, name: str, times: int) -> None:
+    """The next calls of a function of os fail with EIO; of a write, half of it is on the disk by then."""
+    real, left = getattr(os, name), [times]
+
+    def call(*args: Any) -> Any:
+        if not left[0]:
+            return real(*args)
+        left[0] -= 1
+        if name == "write":
+            real(args[0], bytes(args[1])[: len(args[1]) // 2])
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    patch.setattr(os, name, call)
+
+
+def test_a_line_that_could_be_neither_finished_nor_cut_is_cut_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        new, _ = opened(tmp_path)
+        await new.append([record("a")])
+        failing(monkeypatch, "write", 1)
+        failing(monkeypatch, "ftruncate", 3)
+        for _ in range(2):  # the write, and its cut; the cut before the next, and the one after it
+            with pytest.raises(StoreError, match=os.strerror(errno.EIO)):
+                await new.append([record("b", 1)])
+        await new.append([record("c", 2)])
+        await new.append([record("d", 3)])
+        await new.close(seal=False)
+
+    asyncio.run(scene())
+    assert keys(tmp_path) == ["a", "c", "d"]
+    assert all(map(is_whole, (tmp_path / "journal-000001.jsonl").read_bytes().splitlines()))
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_journal_is_opened_once_though_its_name_could_not_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: bool
+) -> None:
+    """Opened again when it was full, it might be unlinked by the process that seals it, with new rows in it."""
+    if earlier:
+        asyncio.run(kept(tmp_path, [record("old", 9)]))
+
+    async def scene() -> None:
+        new, _ = opened(tmp_path, 1000)
+        failing(monkeypatch, "fsync", 1)
+        with pytest.raises(StoreError, match=os.strerror(errno.EIO)):
+            await new.append([record("a")])
+        for row, name in enumerate("ab"):
+            await new.append([record(name, row, text="x" * 1000)])
+        await new.close(seal=True)
+
+    asyncio.run(scene())
+    assert keys(tmp_path) == [*"ab", *["old"] * earlier]
+    assert names(tmp_path) == ["part-000001.parquet", "part-000002.parquet"], "each was full with its row"
+
+
+def test_what_a_journal_that_is_gone_did_not_take_stays_in_hand(tmp_path: Path) -> None:
+    async def scene() -> None:
+        new, _ = opened(tmp_path)
+        await new.append([record("a")])
+        journal = tmp_path / "journal-000001.jsonl"
+        journal.rename(tmp_path / "away")
+        with pytest.raises(VanishedError, match="was removed or moved away"):
+            await new.append([record("b", 1)])
+        assert [left.key for left in new.unsaved] == ["b"]
+        (tmp_path / "away").rename(journal)
+        await new.append(new.unsaved)
+        await new.close(seal=False)
+
+    asyncio.run(scene())
+    assert keys(tmp_path) == ["a", "b"]
