@@ -238,6 +238,13 @@ def concurrency(scratch: Path, scale: Scale) -> list[Row]:
     return [Row(*words) for words in measure_all(scratch)]
 
 
+def concurrency_on_llamacpp(scratch: Path, scale: Scale) -> list[Row]:
+    """The same on a real server."""
+    from bench.pace import on_llamacpp
+
+    return [Row(*on_llamacpp(scratch))]
+
+
 def efficiency(scratch: Path, scale: Scale) -> list[Row]:
     """What the efficiency meter says, and how near a run comes to a bare closed loop."""
     from bench.efficiency import measure_all
@@ -251,6 +258,7 @@ FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
     "lag": loop_lag,
     "slots": slots_busy,
     "pace": concurrency,
+    "pace-llamacpp": concurrency_on_llamacpp,
     "efficiency": efficiency,
     "memory": memory,
     "resume": resume,
@@ -261,7 +269,7 @@ FIGURES: dict[str, Callable[[Path, Scale], list[Row]]] = {
     "reference": reference,
 }
 
-NOT_IN_SMALL = ("pace", "efficiency")
+NOT_IN_SMALL = ("pace", "pace-llamacpp", "efficiency")
 """What they measure shows only after minutes."""
 
 
