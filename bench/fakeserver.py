@@ -119,7 +119,7 @@ class Protocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._open = False
-        self.mortal.discard(self._transport)  # type: ignore[arg-type]
+        self.mortal.discard(self._transport)
         for timer in self._timers:
             timer.cancel()
             self.stats.step(-1)
