@@ -14,10 +14,10 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import uvloop
 
@@ -34,7 +34,10 @@ CANARY_BYTES = 2048
 
 @dataclass
 class Stats:
-    """`area` is the integral of requests in flight over time, for the mean; times are of the monotonic clock."""
+    """`area` is the integral of requests in flight over time, for the mean; times are of the monotonic clock.
+
+    Of the port that has an outage: when it `died`, `listened` again, and was `asked` again.
+    """
 
     posts: int = 0
     done: int = 0
@@ -45,6 +48,9 @@ class Stats:
     last: float = field(default_factory=time.monotonic)
     first_post: float | None = None
     last_done: float | None = None
+    died: float | None = None
+    listened: float | None = None
+    asked: float | None = None
 
     def step(self, change: int) -> float:
         moment = time.monotonic()
@@ -97,9 +103,10 @@ class Protocol(asyncio.Protocol):
     canary: bytes
     stats: Stats
     rng: random.Random
+    mortal: ClassVar[set[asyncio.Transport]] = set()
 
-    def __init__(self, slow: float) -> None:
-        self._slow = slow
+    def __init__(self, slow: float, *, dies: bool) -> None:
+        self._slow, self._dies = slow, dies
         self._buffer = b""
         self._open = True
         self._closes = False  # as the client asked: some open a connection for every request
@@ -107,9 +114,12 @@ class Protocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        if self._dies:
+            self.mortal.add(transport)  # type: ignore[arg-type]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._open = False
+        self.mortal.discard(self._transport)
         for timer in self._timers:
             timer.cancel()
             self.stats.step(-1)
@@ -147,6 +157,8 @@ class Protocol(asyncio.Protocol):
         moment = self.stats.step(1)
         self.stats.posts += 1
         self.stats.first_post = self.stats.first_post or moment
+        if self._dies and self.stats.listened is not None:
+            self.stats.asked = self.stats.asked or moment
         latency = self._latency()
         if latency <= 0:
             self._answer(mark)
@@ -182,25 +194,58 @@ class Protocol(asyncio.Protocol):
 
 
 async def serve(args: argparse.Namespace) -> None:
-    """Listens on every port until SIGTERM; the first port is `--slow` times slower than the others."""
+    """Listens on every port until SIGTERM; the first is `--slow` times slower than the others, the last may die."""
     Protocol.args, Protocol.stats, Protocol.rng = args, Stats(), random.Random(args.seed)
     Protocol.parts = answer_parts(args, args.answer_bytes)
     Protocol.canary = NO_MARK.join(answer_parts(args, CANARY_BYTES))
-    await listen(args.ports, lambda is_first: Protocol(args.slow if is_first else 1.0))
+    low, high = _range(args.ports)
+
+    def connection(port: int) -> Protocol:
+        return Protocol(args.slow if port == low else 1.0, dies=args.away_s > 0 and port == high)
+
+    await listen(args.ports, connection, partial(_outage, args, high) if args.away_s else None)
 
 
-async def listen(ports: str, connection: Callable[[bool], asyncio.Protocol]) -> None:
-    """Serves on every port until SIGTERM, and says when it does; `connection` is told whether its port is the first."""
+def _range(ports: str) -> tuple[int, int]:
     low, _, high = ports.partition("-")
+    return int(low), int(high or low)
+
+
+async def _outage(args: argparse.Namespace, port: int, server: asyncio.Server) -> None:
+    """Its port is closed and its connections break, once; then it listens again."""
+    stats = Protocol.stats
+    await asyncio.sleep(args.dies_s)
+    server.close()
+    for transport in tuple(Protocol.mortal):
+        transport.abort()
+    stats.died = time.monotonic()
+    await asyncio.sleep(args.away_s)
+    made = partial(Protocol, 1.0, dies=True)
+    await asyncio.get_running_loop().create_server(made, "127.0.0.1", port, backlog=4096)
+    stats.listened = time.monotonic()
+
+
+async def listen(
+    ports: str,
+    connection: Callable[[int], asyncio.Protocol],
+    last: Callable[[asyncio.Server], Coroutine[Any, Any, None]] | None = None,
+) -> None:
+    """Serves on every port until SIGTERM, and says when it does; `connection` is told its port.
+
+    `last` is done to the last port's server.
+    """
+    low, high = _range(ports)
     loop = asyncio.get_running_loop()
-    for number in range(int(low), int(high or low) + 1):
-        made = partial(connection, number == int(low))
-        await loop.create_server(made, "127.0.0.1", number, backlog=4096)
+    for number in range(low, high + 1):
+        server = await loop.create_server(partial(connection, number), "127.0.0.1", number, backlog=4096)
+    done = asyncio.create_task(last(server)) if last is not None else None
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     await stop.wait()
+    if done is not None:
+        done.cancel()
 
 
 def main() -> None:
@@ -209,6 +254,8 @@ def main() -> None:
     parser.add_argument("--latency-ms", type=float, default=0.0)
     parser.add_argument("--sigma", type=float, default=0.0)
     parser.add_argument("--slow", type=float, default=1.0)
+    parser.add_argument("--dies-s", type=float, default=0.0, help="after its start")
+    parser.add_argument("--away-s", type=float, default=0.0, help="0: no port dies")
     parser.add_argument("--answer-bytes", type=int, default=300)
     parser.add_argument("--ids", action="store_true")
     parser.add_argument("--seed", type=int, default=0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import data, head
-from bench.measure import ROOT, fake_server, run_config, stats, write_config
+from bench.measure import ROOT, SERVERS, fake_server, run_config, stats, write_config
 from tokenmill import dataset, settings
 from tokenmill.configfile import load
 
@@ -103,6 +103,11 @@ def slots_busy(scratch: Path, scale: Scale) -> list[Row]:
             "≥ 0.98",
             ("--latency-ms", latency, "--sigma", "1", "--slow", "3"),
         ),
+        (
+            "slots busy: one server dies and comes back; it is asked again after",
+            "≥ 0.99",
+            ("--latency-ms", latency, "--sigma", "1", "--dies-s", str(6 * scale.latency_ms / 1000), "--away-s", "3"),
+        ),
     ]
     prompts = data.write_prompts(scratch / "prompts-waves.jsonl", scale.waves * 2)
     for number, (name, goal, flags) in enumerate(forms):
@@ -116,11 +121,13 @@ def slots_busy(scratch: Path, scale: Scale) -> list[Row]:
                 stderr=subprocess.DEVNULL,
             )
             first = _when(address, BOTH, process)  # the first wave is through
-            last = _when(address, int(first["done"]) + scale.waves // 2, process)
+            last = _when(address, int(first["done"]) + scale.waves, process)
             process.kill()
             process.wait()
-        busy = (last["area"] - first["area"]) / (last["last"] - first["last"]) / BOTH
-        rows.append(Row(name, goal, f"{busy:.3f}"))
+        back = f"; {last['asked'] - last['listened']:.1f} s" if last["asked"] else ""
+        away = last["asked"] - last["died"] if last["asked"] else 0.0
+        there = BOTH * (last["last"] - first["last"]) - BOTH / SERVERS * away
+        rows.append(Row(name, goal, f"{(last['area'] - first['area']) / there:.3f}{back}"))
     return [*rows, *(Row(*words) for words in measure_all(*scale.simulated_slots))]
 
 

@@ -107,7 +107,7 @@ async def serve(ports: str) -> None:
     Scripted.pool = answers()
     _, *whole = max(Scripted.pool[:-1])
     Protocol.canary = NO_MARK.join(whole)
-    await listen(ports, lambda is_first: Scripted(1.0))
+    await listen(ports, lambda port: Scripted(1.0, dies=False))
 
 
 def main() -> None:
