@@ -134,12 +134,13 @@ class Collector:
         for old in results.again:
             if id_of(old) in self._earlier:
                 continue  # not counted so far: the record that is made anew comes in its place
-            self._dispatch.again(node, old)
-            self._replaced.setdefault((old.key, old.sample, old.turn), []).append(old)
+            if self._dispatch.again(node, old):
+                self._replaced.setdefault(id_of(old), []).append(old)
         records: list[Record] = []
-        strays = list(results.handed)
-        for record in results.records:
-            counts = self._dispatch.returned(node, record)
+        strays: list[Record] = []
+        for record in (*results.handed, *results.records):  # a head that was silent is handed what it has asked for
+            ours = record.settings == self._accounts.row.id
+            counts = self._dispatch.returned(node, record) if ours else None
             (strays if counts is None else records).append(counts or record)
         self._unwritten.update(map(id_of, records))
         if strays or results.held:

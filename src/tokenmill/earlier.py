@@ -48,11 +48,10 @@ class Earlier:
         for record in records:
             own = id_of(record)
             self._held.pop(own, None)
-            if record.settings not in known or own in counting:
+            if record.settings not in known:
                 continue
             if (prompt := out.get(own)) is not None:
                 if prompt.messages == record.messages:
-                    del out[own]
                     self._dispatch.settled(own)
                     counting[own] = replace(record, row=prompt.row, cohort=prompt.cohort)
             elif self._is_asked_for(record):

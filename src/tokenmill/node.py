@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from msgspec import structs
@@ -31,7 +32,7 @@ from tokenmill.generate import Pump
 from tokenmill.job import Job, LastStart, cache_folder, spec_for
 from tokenmill.launch import Place
 from tokenmill.leftovers import end_survivor
-from tokenmill.machine import gpus, modelfiles, nvml, ports, processes
+from tokenmill.machine import gpus, modelfiles, nvml, ports, processes, threads
 from tokenmill.planning import forecast as foretelling
 from tokenmill.render import Renderer, renderer_for
 from tokenmill.settings import sampling
@@ -97,16 +98,15 @@ class LocalNode:
         config = self.config
         engine: Engine = plugins.load("engines", config.engine.kind)()
         told = self._told = Told(from_thread(lambda text: self._say("stage", text)))
-        staged = self._staged = await asyncio.to_thread(stage, config, told, self._stopping.is_set)
+        ask = partial(threads.unless_stopped, self._stopping)  # whatever is read may lie on a mount that goes away
+        staged = self._staged = await ask(lambda: stage(config, told, self._stopping.is_set))
         told.step = None
         model = staged.path
-        python = launch.python_of(config)
-        version = await asyncio.to_thread(launch.engine_version, config, engine)
-        self._renderer = await asyncio.to_thread(renderer_for, engine, model, config.generation.thinking)
-        files = await asyncio.to_thread(modelfiles.fingerprint, model) if model is not None else ""
+        version = await ask(lambda: launch.engine_version(config, engine))
+        self._renderer = await ask(lambda: renderer_for(engine, model, config.generation.thinking))
         cards = gpus.choose(await nvml.answer(), config.gpus) if config.gpus != "none" else None
         self._environment = environment.look(config.engine.kind, version, cards or (), self.name)
-        drawn = sampling(config, model)
+        drawn = await ask(lambda: sampling(config, model))
         generation = config.generation
         orders = Orders(
             sampling=drawn,
@@ -119,13 +119,13 @@ class LocalNode:
             patience_s=config.fleet.stall_timeout,
             speller=self._renderer,
         )
-        self.pump = Pump(orders, self._renderer.render, self._deliver, room=self._admit)
-        self._auditor = Auditor(config, self.pump, self.supervisors, self._tell)
+        pump = self.pump = Pump(orders, self._renderer.render, self._deliver, room=self._admit)
+        self._auditor = await ask(lambda: Auditor(config, pump, self.supervisors, self._tell))
         places, bad = launch.without(launch.places(config, cards), cards or (), config.fleet.min_ready)
         for card, why in bad.items():
             self._say("gpus", f"{card} is left out: {why}", "warn", "nvidia-smi -q")
         if engine.cache_variables:
-            await asyncio.to_thread(caches.prune, caches.root())
+            await ask(lambda: caches.prune(caches.root()))
         # A key read from a file ends with a newline, and no header may hold one.
         key = os.environ.get(config.engine.api_key_env, "").strip() if config.engine.api_key_env else ""
         job = Job(
@@ -134,9 +134,9 @@ class LocalNode:
             folder=self._folder,
             engine=engine,
             staged=staged,
-            python=python,
+            python=launch.python_of(config),
             version=version,
-            model_files=files,
+            model_files=await ask(lambda: modelfiles.fingerprint(model)) if model is not None else "",
             renderer=self._renderer,
             sampling=drawn,
             pump=self.pump,
@@ -146,7 +146,7 @@ class LocalNode:
             changed=self._write_state,
             last_start=LastStart(self._folder.state().start, self._keep_start),
             tuning=Tuning(engine, config.engine.args),
-            forecast=foretelling.forecast(engine, foretelling.given(config, cards, version, model)),
+            forecast=await ask(lambda: foretelling.forecast(engine, foretelling.given(config, cards, version, model))),
         )
         self._recall(job, places[0])
         adopted = await self._adoptable(job, places)
@@ -332,7 +332,8 @@ class LocalNode:
         stagger = self.config.fleet.stagger
         for position, supervisor in enumerate(waiting):
             if supervisor.job.engine.cache_variables:
-                await asyncio.to_thread(caches.seed, cache_folder(supervisor.job, supervisor.place))
+                seed = partial(caches.seed, cache_folder(supervisor.job, supervisor.place))
+                await asyncio.wrap_future(threads.ask(seed))
             supervisor.post(core.Launch())
             if position + 1 < len(waiting):
                 if stagger == "first":

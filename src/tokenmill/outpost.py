@@ -1,9 +1,10 @@
 """A node on another machine: the same node, and what it needs to live on for a while without its run.
 
 A head (the process that owns the run folder) takes parcels of results and acknowledges each with the next call, so that
-a record is given up only once it is stored. A node that hears nothing of its head for SILENT_S goes on with the prompts
-that it has and spools its records on its own disk, as journal lines; a new head gets them, and hears which prompts are
-in hand still. After `fleet.wait_for_head` it ends its servers; what is spooled stays.
+a record is given up only once it is stored, and nothing else of a parcel before that has arrived. A node that hears
+nothing of its head for SILENT_S goes on with the prompts that it has and spools its records on its own disk, as journal
+lines; a new head gets them, and hears which prompts are in hand still. After `fleet.wait_for_head` it ends its servers;
+what is spooled stays.
 
 Everything of a node lies in `nodes/NAME` of the run folder, at the same path on its own machine. Knows nothing of Ray.
 """
@@ -11,7 +12,8 @@ Everything of a node lies in `nodes/NAME` of the run folder, at the same path on
 import asyncio
 import time
 import traceback
-from collections import deque
+from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -19,11 +21,11 @@ from pydantic import ValidationError
 
 from tokenmill import __version__, errors
 from tokenmill.checks.base import Context
-from tokenmill.cluster.base import Results
+from tokenmill.cluster.base import Node, Results
 from tokenmill.config import Config
 from tokenmill.core import status
 from tokenmill.core.dispatch import Id, id_of
-from tokenmill.core.records import Prompt, Record
+from tokenmill.core.records import Again, Prompt, Record
 from tokenmill.core.status import NodeStatus
 from tokenmill.doctor import NODE_CHECKS, examine, refuse
 from tokenmill.errors import PluginError, PreflightError, TokenmillError, UsageError, boundary
@@ -49,6 +51,8 @@ LOOK_S = 0.5
 
 MOST_EVENTS = 1000
 """Told to the next head; a node without one does little."""
+
+Item = TypeVar("Item")
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -93,6 +97,27 @@ class Parcel(msgspec.Struct, frozen=True):
     trouble: Trouble | None = None
 
 
+class _Unheard(Generic[Item]):
+    """What goes with every parcel until one has arrived. `sent` was in the last one, `waiting` came after it."""
+
+    def __init__(self) -> None:
+        self.sent: list[Item] = []
+        self.waiting: list[Item] = []
+
+    def add(self, items: Iterable[Item]) -> None:
+        self.waiting += items
+
+    def send(self) -> list[Item]:
+        self.sent, self.waiting = [*self.sent, *self.waiting], []
+        return self.sent
+
+    def arrived(self) -> None:
+        self.sent = []
+
+    def clear(self) -> None:
+        self.sent, self.waiting = [], []
+
+
 def folder_of(config: Config, node: str) -> RunFolder:
     return RunFolder(config.folder / "nodes" / node)
 
@@ -108,7 +133,7 @@ class Outpost:
         self._quiet_s = quiet_s
         self._order: Order | None = None
         self._head = ""
-        self._node: LocalNode | None = None
+        self._node: Node | None = None
         self._life: asyncio.Task[None] | None = None
         self._guard: asyncio.Task[None] | None = None
         self._spool: Spool | None = None
@@ -118,12 +143,14 @@ class Outpost:
         self._doctor: tuple[status.Finding, ...] = ()
         self._held: dict[Id, Prompt] = {}
         self._introduce = False
+        """Until the head that is new has heard what is in hand."""
         self._taking = asyncio.Lock()
         """One at a time takes results: a head, or the guard where there is none."""
         self._number = 0
-        self._sent: list[Record] = []
+        self._records = _Unheard[Record]()
+        self._again = _Unheard[Again]()
+        self._events = _Unheard[Event]()
         self._sent_spooled = 0
-        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._heard = time.monotonic()
 
     async def begin(self, order: bytes) -> bytes | None:
@@ -146,9 +173,11 @@ class Outpost:
         async with self._taking:
             if self._living and asked == self._order:
                 self._introduce = True
+                self._number += 1  # no head acknowledges what another was sent
                 return None
         await self._end_life()
         self._order, self._trouble, self._node, self._held = asked, None, None, {}
+        self._again.clear()  # whoever was to make those anew is gone
         self._life = asyncio.create_task(self._live(asked), name="node")
         self._guard = asyncio.create_task(self._watch(config.fleet.wait_for_head))
         return None
@@ -188,25 +217,34 @@ class Outpost:
         async with self._taking:
             self._heard = time.monotonic()
             if acknowledged == self._number:
-                self._sent = []
-                if self._spool is not None and self._spool.rows and self._sent_spooled == self._spool.rows:
-                    self._spool.clear()
+                self._arrived()
             results = await self._take()
-            self._sent += results.records
             if self._introduce:
-                self._put_aside([])  # made for the head before: this one did not ask for them
+                # Made for the head before: this one did not ask for them, and knows none of those to be made anew.
+                self._put_aside()
+                self._again.clear()
+            records, events, again = self._records.send(), self._events.send(), tuple(self._again.send())
             handed = self._spool.read() if self._spool is not None and self._spool.rows else ()
             self._sent_spooled = self._spool.rows if self._spool is not None else 0
             held = tuple(self._held.values()) if self._introduce else ()
-            self._introduce = False
             self._number += 1
-            ended = results.ended and not self._sent and not handed
-            events = [*self._events, *results.events]
-            self._events.clear()
-            whole = replace(results, records=self._sent, events=events, ended=ended, handed=handed, held=held)
+            ended = results.ended and not (records or events or handed)
+            whole = Results(
+                records, events, results.credits, results.rendering, ended, again, results.capacity, handed, held
+            )
             return msgspec.json.encode(Parcel(self._number, whole, self._trouble if ended else None))
 
+    def _arrived(self) -> None:
+        """The last parcel has; what came after it has not gone out."""
+        self._records.arrived()
+        self._again.arrived()
+        self._events.arrived()
+        self._introduce = False
+        if self._spool is not None and self._spool.rows and self._sent_spooled == self._spool.rows:
+            self._spool.clear()
+
     async def _take(self) -> Results:
+        """What the node gives now goes to what is unheard."""
         if self._node is None:
             if self._life is not None:
                 await asyncio.wait([self._life], timeout=RESULTS_WAIT_S)
@@ -214,6 +252,9 @@ class Outpost:
         results = await self._node.results()
         for record in results.records:
             self._held.pop(id_of(record), None)
+        self._records.add(results.records)
+        self._again.add(results.again)
+        self._events.add(results.events)
         return results
 
     async def status(self) -> bytes:
@@ -263,10 +304,10 @@ class Outpost:
             self._doctor = tuple(status.Finding(x.check, "", x.text, x.fix) for x in told)
             for finding in self._doctor:
                 words = f"{finding.kind}: {finding.text}"
-                self._events.append(Event(now(), "doctor", words, "", "warn", finding.fix, node=order.node))
+                self._say("doctor", words, finding.fix)
             refuse(findings)
-            self._node = LocalNode(config, folder, order.settings, living, order.node)
-            await self._node.run()
+            self._node = node = LocalNode(config, folder, order.settings, living, order.node)
+            await node.run()
 
     async def _end_life(self) -> None:
         """The servers go on: the next life adopts those that fit and ends the others."""
@@ -293,9 +334,9 @@ class Outpost:
 
     async def _keep(self) -> None:
         """Takes what has come, for the next head."""
-        results = await self._take()
-        self._events.extend(results.events)
-        self._put_aside(results.records)
+        await self._take()
+        del self._events.waiting[:-MOST_EVENTS]
+        self._put_aside()
 
     async def _watch(self, patience_s: float) -> None:
         """Keeps what comes while no head asks for it, and ends the servers when none has come for `patience_s`. Where a
@@ -309,8 +350,7 @@ class Outpost:
                 if self._silence() >= self._silent_s:
                     await self._keep()
             if self._silence() >= patience_s:
-                words = f"no head for {patience_s:.0f} s: it ends its servers"
-                self._events.append(Event(now(), "node", words, level="warn", node=self._name))
+                self._say("node", f"no head for {patience_s:.0f} s: it ends its servers")
                 await self.stop(0.0, keep=False)
                 await self._drained()
                 self.deserted.set()
@@ -320,17 +360,21 @@ class Outpost:
     def _silence(self) -> float:
         return time.monotonic() - self._heard
 
-    def _put_aside(self, records: list[Record]) -> None:
-        """Onto the disk, with what was sent and may not have arrived; in memory where the disk does not take it."""
-        self._sent += records
-        if self._sent and self._spool is not None:
+    def _put_aside(self) -> None:
+        """Records go onto the disk, with those that were sent and may not have arrived; they stay in memory where the
+        disk does not take them."""
+        records = [*self._records.sent, *self._records.waiting]
+        if records and self._spool is not None:
             try:
-                self._spool.append(self._sent)
+                self._spool.append(records)
             except OSError as error:
                 words = f"{self._spool.path} cannot be written: {error.strerror}"
                 if words != self._unspooled:
-                    fix = f"df -h {self._spool.path.parent}"
-                    self._events.append(Event(now(), "node", words, "", "warn", fix, node=self._name))
+                    self._say("node", words, f"df -h {self._spool.path.parent}")
                 self._unspooled = words
             else:
-                self._sent, self._unspooled = [], ""
+                self._records.clear()
+                self._unspooled = ""
+
+    def _say(self, kind: str, text: str, fix: str = "") -> None:
+        self._events.add([Event(now(), kind, text, "", "warn", fix, node=self._name)])

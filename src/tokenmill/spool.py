@@ -22,14 +22,14 @@ class Spool:
         self.rows += len(records)
 
     def read(self) -> tuple[Record, ...]:
-        """Each id once."""
+        """Each record once: one that is made anew has its id of the first, and another attempt."""
         if not self.path.exists():
             return ()
-        found: dict[Id, Record] = {}
+        found: dict[tuple[Id, int], Record] = {}
         with self.path.open("rb") as lines:
             for line in filter(store.is_whole, lines):
                 record = msgspec.json.decode(store.plain(line), type=Record)
-                found[id_of(record)] = record
+                found[id_of(record), record.attempt] = record
         return tuple(found.values())
 
     def clear(self) -> None:

@@ -5,6 +5,7 @@ most tests look at what it left.
 """
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -25,8 +26,9 @@ from tokenmill.core.records import NULL, Prompt, Record
 from tokenmill.core.status import NodeStatus
 from tokenmill.folder import ServerEntry
 from tokenmill.generate import LOOKAHEAD
-from tokenmill.machine import processes
+from tokenmill.machine import processes, threads
 from tokenmill.node import LocalNode
+from tokenmill.staging.staged import Staged
 from tokenmill.testing.script import fingerprint
 
 WAIT_S = 30.0
@@ -337,6 +339,47 @@ def test_a_stop_without_grace_cuts_even_a_stop_with_it(tmp_path: Path, way: str)
         case.cleanup()
     assert driver.records == []
     assert took[0] < 10.0
+
+
+@pytest.mark.parametrize(
+    "what", ["what staging reads", "tokenizer_config.json", "model.safetensors.index.json", "generation_config.json"]
+)
+def test_a_stop_ends_a_node_though_the_mount_of_its_model_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A pipe that nobody writes into is read for as long as a file on such a mount is."""
+    monkeypatch.setattr(threads, "STOPPED_S", 0.2)
+    model = tmp_path / "model"
+    model.mkdir()
+    pipe = model / what
+    os.mkfifo(pipe)
+
+    def staged(*_: object) -> Staged:
+        if what == "what staging reads":
+            pipe.read_bytes()
+        return Staged(model)
+
+    monkeypatch.setattr("tokenmill.node.stage", staged)
+    case = Case(tmp_path, free_port())
+    case.write(model={"path": str(model)}, stage={"to": "off"})
+    node = make_node(case)
+    driver = Driver(node)
+
+    async def story() -> None:
+        living = asyncio.create_task(node.run())
+        await asyncio.sleep(0.2)
+        await node.stop(None, keep=False)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await asyncio.shield(living)
+        finally:
+            os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))  # lets the reader go
+        assert any("is its mount away" in event.text for event in (await driver.turn()).events)
+
+    try:
+        asyncio.run(story())
+    finally:
+        case.cleanup()
 
 
 def test_servers_that_are_kept_outlive_a_node_that_is_stopped_before_it_adopts_them(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import resource
 import signal
 from collections.abc import Callable, Coroutine
@@ -15,9 +16,14 @@ from tests import bynumber
 from tests.contract.test_node_seam import make_case, prompts
 from tests.harness import Case
 from tests.unit.make import record
-from tokenmill import __version__, configfile
+from tests.unit.test_collect_again import Moody, assert_totals_add_up
+from tokenmill import __version__, configfile, events
+from tokenmill import outpost as outpost_module
+from tokenmill.cluster import far
+from tokenmill.cluster.far import FarNode
 from tokenmill.core.records import Record
 from tokenmill.core.status import NodeStatus
+from tokenmill.errors import UnreachedError
 from tokenmill.outpost import Order, Outpost, Parcel, folder_of
 from tokenmill.spool import Spool
 
@@ -114,8 +120,10 @@ def test_a_new_head_hears_what_a_node_has_in_hand(tmp_path: Path) -> None:
         await outpost.offer(msgspec.json.encode(prompts(COUNT)))
         await outpost.begin(order_of(case))
         late = Head(outpost)
+        await late.turn(acknowledge=False)  # it was lost
         held = (await late.turn()).results.held
         assert {prompt.key for prompt in held} == {prompt.key for prompt in prompts(COUNT)}
+        assert not (await late.turn()).results.held
         await late.until(lambda parcel: len(late.records) == COUNT)
         await end(outpost, await followed(outpost, case))
 
@@ -238,6 +246,71 @@ def test_a_spool_that_a_full_disk_or_a_death_tore_holds_every_record_once(tmp_pa
     spool.append(records[1:])
     assert [row.key for row in Spool(path).read()] == ["k0", "k1", "k2"]
     assert spool.rows == 3
+
+
+class Alike(Outpost):
+    """An outpost of a node that needs no server."""
+
+    def __init__(self, node: Moody, spool: Path) -> None:
+        super().__init__(SILENT_S / 6)
+        self.moody = node
+        self.path = spool
+
+    async def _serve(self, order: Order) -> None:
+        self._spool = Spool(self.path)
+        self._node = self.moody
+        while not self.moody.stopped:  # noqa: ASYNC110 it has no event
+            await asyncio.sleep(0.01)
+
+
+class BadLine:
+    """An Actor: its calls or their answers are lost, or come twice, and its head stops for longer than it is waited
+    for."""
+
+    def __init__(self, outpost: Outpost, order: bytes, rng: random.Random) -> None:
+        self.outpost = outpost
+        self.order = order
+        self.rng = rng
+        self.begun = False
+        self.late: list[asyncio.Task[Any]] = []
+
+    async def ask(self, limit_s: float | None, method: str, *words: Any) -> Any:
+        if not self.begun:
+            self.begun = True
+            await self.outpost.begin(self.order)
+        call = getattr(self.outpost, method)
+        what = self.rng.random()
+        if what < 0.1:
+            raise UnreachedError("it cannot be reached")
+        answer = await call(*words)
+        if method == "results":
+            if what < 0.3:
+                raise UnreachedError("its answer was lost")
+            if what < 0.4:
+                self.late.append(asyncio.create_task(call(*words)))
+            if what > 0.93:
+                await asyncio.sleep(SILENT_S / 2)
+        return answer
+
+    async def kill(self) -> None:
+        """Nothing to end."""
+
+
+def test_what_a_bad_line_or_a_head_that_stops_for_a_moment_lost_comes_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records, events, and which rows of a sick server are made anew."""
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    monkeypatch.setattr(far, "AGAIN_S", 0.01)
+    monkeypatch.setattr(outpost_module, "LINGER_S", 0.0)
+    node = Moody(random.Random(seed))
+    (tmp_path / "case").mkdir()
+    order = order_of(make_case(tmp_path / "case"))
+    line = BadLine(Alike(node, tmp_path / "spool.jsonl"), order, random.Random(seed))
+    assert_totals_add_up(tmp_path, node, FarNode("n0", line), seed, 2, 1)
+    told = [event.text for event, _ in events.read(tmp_path / "run" / "events.jsonl") if event.kind == "moody"]
+    assert sorted(set(told), key=int) == [str(number + 1) for number in range(node.told)]
 
 
 def run(case: Case, story: Coroutine[Any, Any, None]) -> None:

@@ -18,7 +18,7 @@ from tokenmill.core.gate import Gate, Limits, Tally
 from tokenmill.core.judge import Rules
 from tokenmill.core.records import Again, Prompt, Record
 from tokenmill.core.status import NodeStatus, PromptCounts
-from tokenmill.events import EventLog
+from tokenmill.events import Event, EventLog
 from tokenmill.feed import Feed
 from tokenmill.folder import RunFolder
 from tokenmill.ledger import Ledger
@@ -40,6 +40,7 @@ class Moody:
         self.again: list[Again] = []
         self.stopped = False
         self.most_made = 0
+        self.told = 0
 
     async def credits(self) -> int:
         return 7
@@ -75,7 +76,9 @@ class Moody:
         records, self.records = self.records, []
         again, self.again = tuple(self.again), []
         ended = self.stopped and not records
-        return Results(records, [], 0 if self.stopped else 7, None, ended, again)
+        self.told += not ended
+        events = [] if ended else [Event(0.0, "moody", str(self.told), "")]
+        return Results(records, events, 0 if self.stopped else 7, None, ended, again)
 
     async def status(self) -> NodeStatus:
         return NodeStatus("", ())
@@ -128,14 +131,18 @@ def test_totals_add_up_while_rows_are_made_anew_and_are_the_same_after_a_restart
 ) -> None:
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
+    node = Moody(random.Random(seed))
+    assert_totals_add_up(tmp_path, node, Encoded(node), seed, turns, samples)
+
+
+def assert_totals_add_up(tmp_path: Path, node: Moody, seen: Node, seed: int, turns: int, samples: int) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create()
     said = [[{"role": "user", "content": f"q{n}.{turn}"} for turn in range(1 + n % turns)] for n in range(ROWS)]
     path = jsonl(tmp_path / "prompts.jsonl", [{"id": f"k{n}", "messages": own} for n, own in enumerate(said)])
     ids = sorted((n, sample, turn) for n in range(ROWS) for sample in range(samples) for turn in range(1 + n % turns))
     accounts = accounts_of(folder, path, samples)
-    node = Moody(random.Random(seed))
-    collected(folder, accounts, node, Encoded(node))
+    collected(folder, accounts, node, seen)
     accounts.feed.close()
     assert node.most_made > 2, "the test made too few rows anew"
     records = list(dataset.records(folder.data))

@@ -71,8 +71,13 @@ def test_a_record_made_once_more_counts_once_more() -> None:
     dispatch = Dispatch()
     dispatch.join("a")
     dispatch.offered("a", [prompt(1)])
-    dispatch.again("a", Again("k1", 0, 0, 0, 1, (), 0))
-    assert [bool(dispatch.returned("a", record(prompt(1)))) for _ in range(3)] == [True, True, False]
+    old, new = record(prompt(1)), replace(record(prompt(1)), attempt=2)
+    said = Again("k1", 0, 0, 0, 1, (), 0)
+    assert [dispatch.again("a", said), dispatch.again("a", said)] == [True, False], "a parcel may come twice"
+    counts = [bool(dispatch.returned("a", each)) for each in (old, old, new, new)]
+    assert counts == [True, False, True, False], "the old one once more is not the new one"
+    assert not dispatch.again("a", said), "late"
+    assert dispatch.outstanding == 0
 
 
 def test_a_record_of_before_settles_its_prompt_wherever_it_is() -> None:

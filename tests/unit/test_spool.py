@@ -1,4 +1,4 @@
-"""A node's spool: whatever tore a line, the others come back, each id once."""
+"""A node's spool: whatever tore a line, the others come back, each record once."""
 
 from pathlib import Path
 
@@ -15,5 +15,8 @@ def test_a_line_that_a_full_disk_or_a_death_tore_harms_no_other(tmp_path: Path) 
     spool.append([whole, torn])  # as after a write that failed half-way
     spool.append([later])
     assert spool.read() == Spool(path).read() == (whole, torn, later)
+    anew = record("k0", 0, attempt=2)
+    spool.append([anew])
+    assert spool.read() == (whole, torn, later, anew), "what is made anew stands for itself"
     spool.clear()
     assert spool.rows == Spool(path).rows == len(spool.read()) == 0

@@ -18,7 +18,7 @@ from tokenmill.events import Event
 
 
 class Results(msgspec.Struct, frozen=True):
-    """What a node has for the run since the last call.
+    """What a node has for the run since the last call; again what it told before, where that may not have arrived.
 
     `again` are records, of these or of earlier ones, that it generates anew: each comes back as one more record.
     `rendering` is None until a server has passed its canary; `ended`: nothing more comes.

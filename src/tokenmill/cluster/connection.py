@@ -6,6 +6,7 @@ from typing import Any
 from ray._private import worker as ray_worker
 
 import ray
+from ray import exceptions
 from tokenmill.errors import PluginError, PreflightError, UnreachedError, boundary
 from tokenmill.machine.ports import answers
 
@@ -46,3 +47,9 @@ def connect(address: str, *, or_start: bool) -> bool:
         fix = next((fix for words, fix in REFUSALS.items() if words in str(error)), "ray status")
         raise PreflightError(str(error), fix=fix) from error
     return False
+
+
+def words_of(error: exceptions.RayError) -> str:
+    """Ray's words in a line. It tells what a task or an actor raised with a stack trace, whose last line says what."""
+    lines = str(error).strip().splitlines() or ["it does not answer"]
+    return lines[-1 if isinstance(error, exceptions.RayTaskError) else 0]

@@ -26,7 +26,7 @@ import ray
 from ray import exceptions
 from tokenmill import __version__
 from tokenmill.cluster.base import Node
-from tokenmill.cluster.connection import NAMESPACE, connect
+from tokenmill.cluster.connection import NAMESPACE, connect, words_of
 from tokenmill.cluster.far import CALL_S, FarNode
 from tokenmill.cluster.machines import Machine, fitting
 from tokenmill.cluster.post import Post
@@ -94,8 +94,8 @@ class RayActor:
         except exceptions.RayActorError as error:
             why = next((line.strip() for line in str(error).splitlines() if "because" in line), "")
             raise NodeLostError(why.partition(". ")[0] or "its actor is gone") from error
-        except exceptions.RayError as error:  # one node's trouble, a disk's or a bug's; Ray tells it with a stack trace
-            raise NodeLostError(str(error).strip().splitlines()[-1]) from error
+        except exceptions.RayError as error:  # one node's trouble, a disk's or a bug's
+            raise NodeLostError(words_of(error)) from error
 
     async def kill(self) -> None:
         try:
@@ -245,7 +245,7 @@ class RayCluster:
                 await self._look()
                 await self._meet()
             await self._sort_out()
-            is_awaited = self._coming or self._again_at.keys() - self._refused.keys()
+            is_awaited = bool(self._coming or self._again_at.keys() - self._refused.keys())
             if self._nodes:
                 without_since = moment
             elif self._refused and not is_awaited:

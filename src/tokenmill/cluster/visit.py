@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import ray
 from ray import exceptions
 from tokenmill.checks.base import Context, Finding
-from tokenmill.cluster.connection import connect
+from tokenmill.cluster.connection import connect, words_of
 from tokenmill.cluster.machines import fitting
 from tokenmill.config import Config
 from tokenmill.doctor import NODE_CHECKS, examine
@@ -83,8 +83,12 @@ def _dismissed(config: Config, deadline: float) -> Iterator[tuple[str, str]]:
                 yield name, ""
             except exceptions.GetTimeoutError:
                 yield name, "it has not ended in time"
+            except exceptions.ActorUnavailableError:
+                yield name, "it cannot be reached"
             except exceptions.RayActorError:
                 yield name, ""  # it has left
+            except exceptions.RayError as error:
+                yield name, words_of(error)
 
 
 def _plans(config: Config, deadline: float) -> Iterator[NodePlan]:
@@ -120,7 +124,7 @@ def _asked(config: Config, deadline: float, question: Any, *words: Any) -> Itera
             try:
                 yield name, ray.get(answer, timeout=max(deadline - time.monotonic(), 0.0)), ""
             except exceptions.RayError as error:
-                yield name, b"", str(error).splitlines()[0] or "it does not answer"
+                yield name, b"", words_of(error)
 
 
 def _plan(config: str, node: str) -> bytes:

@@ -8,7 +8,7 @@ half of its fair share of what is left, nothing before its first answer, and it 
 finished sooner. So no node waits for another that still has a queue. One node alone gets what it asks for.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -63,10 +63,12 @@ def allowance(node: Load, others: Iterable[Load], credits: int, left: int) -> in
 
 @dataclass(slots=True)
 class _Share:
-    """What one node has: `prompts` by id, `anew` the records that it makes once more."""
+    """What one node has: `prompts` by id, `anew` the records that it makes once more, by id and attempt; `told` are all
+    those that it ever made so, since it may say so twice."""
 
     prompts: dict[Id, Prompt] = field(default_factory=dict)
-    anew: Counter[Id] = field(default_factory=Counter)
+    anew: set[tuple[Id, int]] = field(default_factory=set)
+    told: set[tuple[Id, int]] = field(default_factory=set)
     load: Load = field(default_factory=Load)
     seen: int = 0
 
@@ -90,7 +92,7 @@ class Dispatch:
         if len(self._shares) == 1:
             return credits
         for each in self._shares.values():
-            each.load.outstanding = len(each.prompts) + each.anew.total()
+            each.load.outstanding = len(each.prompts) + len(each.anew)
         others = [other.load for name, other in self._shares.items() if name != node]
         return allowance(share.load, others, credits, left)
 
@@ -101,10 +103,15 @@ class Dispatch:
             mine[id_of(prompt)] = prompt
             self.outstanding += 1
 
-    def again(self, node: object, old: Again) -> None:
-        """It makes this record once more: one more will come."""
-        self._shares[node].anew[id_of(old)] += 1
+    def again(self, node: object, old: Again) -> bool:
+        """It makes this record once more: one more will come. Whether that is news."""
+        share, one = self._shares[node], (id_of(old), old.attempt)
+        if one in share.told:
+            return False
+        share.told.add(one)
+        share.anew.add(one)
         self.outstanding += 1
+        return True
 
     def returned(self, node: object, record: Record) -> Record | None:
         """The record where it counts, None where it does not: it was asked for, and nobody gave it before. Its row and
@@ -116,10 +123,8 @@ class Dispatch:
             del share.prompts[own]
             if (prompt.row, prompt.cohort) != (record.row, record.cohort):
                 record = replace(record, row=prompt.row, cohort=prompt.cohort)
-        elif own in share.anew:
-            share.anew[own] -= 1
-            if not share.anew[own]:
-                del share.anew[own]
+        elif older := [one for one in share.anew if one[0] == own and one[1] < record.attempt]:
+            share.anew.remove(min(older))
         else:
             return None
         self.outstanding -= 1
@@ -146,6 +151,6 @@ class Dispatch:
         """The node is gone: what it had waits for the others; returns how many prompts. What it made once more has a
         record already."""
         share = self._shares.pop(node)
-        self.outstanding -= len(share.prompts) + share.anew.total()
+        self.outstanding -= len(share.prompts) + len(share.anew)
         self.waiting.extend(share.prompts.values())
         return len(share.prompts)

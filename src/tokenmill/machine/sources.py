@@ -7,11 +7,11 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.machine import wholeness
+from tokenmill.machine.threads import each
 
 _SPLIT = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
 _SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
@@ -116,11 +116,10 @@ def copy_name(source: Path, files: tuple[SourceFile, ...]) -> str:
     Names, sizes, times and hashes tell; how each file begins as well, since some mounts keep no times.
     """
     told = hashlib.sha256(os.fsencode(os.path.realpath(source)))
-    with ThreadPoolExecutor(READERS) as pool:
-        for file, head in zip(files, pool.map(_head, files), strict=True):
-            told.update(
-                f"\0{file.name}\0{file.size}\0{file.mtime_ns}\0{file.known}\0".encode("utf-8", "surrogateescape") + head
-            )
+    for file, head in zip(files, each(files, _head, READERS), strict=True):
+        told.update(
+            f"\0{file.name}\0{file.size}\0{file.mtime_ns}\0{file.known}\0".encode("utf-8", "surrogateescape") + head
+        )
     key = told.hexdigest()[:12]
     snapshot = source.parent.name == "snapshots"
     return f"{source.parent.parent.name.removeprefix('models--') if snapshot else source.name}-{key}"

@@ -3,12 +3,13 @@ process that hangs in one, and must keep neither the event loop nor the end of t
 
 import asyncio
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import StoppedError, TokenmillError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -16,6 +17,9 @@ Default = TypeVar("Default")
 
 READ_S = 10.0
 """For one reading of the machine: a driver that is well may take seconds, one that is ill takes for ever."""
+
+STOPPED_S = 10.0
+"""After a stop: a tokenizer loads in seconds, and a copy that is stopped is taken away."""
 
 
 def ask(question: Callable[[], Result]) -> "Future[Result]":
@@ -31,7 +35,7 @@ def ask(question: Callable[[], Result]) -> "Future[Result]":
             answer.set_exception(error)
         finally:
             if not answer.done():  # a bug, whose traceback the thread prints
-                answer.set_exception(RuntimeError("a reading of the machine ended by a bug"))
+                answer.set_exception(RuntimeError(f"a reading of the machine ended by a bug: {sys.exc_info()[1]!r}"))
 
     threading.Thread(target=work, daemon=True).start()
     return answer
@@ -44,6 +48,21 @@ async def reading(question: Callable[[], Result], unknown: Default, deadline_s: 
             return await asyncio.wrap_future(ask(question))
     except TimeoutError:
         return unknown
+
+
+async def unless_stopped(stopping: asyncio.Event, question: Callable[[], Result]) -> Result:
+    """An answer that takes what it takes. Raises StoppedError where it has not come STOPPED_S after a stop."""
+    asked, stopped = asyncio.wrap_future(ask(question)), asyncio.ensure_future(stopping.wait())
+    either: list[asyncio.Future[Any]] = [asked, stopped]
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([asked], timeout=STOPPED_S)
+        if asked.done():
+            return asked.result()
+        raise StoppedError(f"stopped, though what was read has not answered for {STOPPED_S:.0f} s: is its mount away?")
+    finally:
+        asked.cancel()
+        stopped.cancel()
 
 
 class Asker(Generic[Result]):

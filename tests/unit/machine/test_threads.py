@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from tokenmill.errors import StoppedError
 from tokenmill.machine import threads
 
 
@@ -44,6 +45,27 @@ def test_an_answer_comes_or_is_unknown_in_time() -> None:
 
     try:
         assert asyncio.run(ask()) == [7, "unknown"]
+    finally:
+        never.set()
+
+
+def test_an_answer_is_waited_for_until_a_stop_and_a_little_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    never, late = threading.Event(), threading.Event()
+
+    async def story() -> None:
+        stopping = asyncio.Event()
+        assert await threads.unless_stopped(stopping, lambda: 7) == 7
+        waiting = asyncio.create_task(threads.unless_stopped(stopping, lambda: late.wait() and 8))
+        await asyncio.sleep(0.01)
+        stopping.set()
+        late.set()
+        assert await waiting == 8, "what is well comes"
+        monkeypatch.setattr(threads, "STOPPED_S", 0.05)
+        with pytest.raises(StoppedError, match="is its mount away"):
+            await threads.unless_stopped(stopping, never.wait)
+
+    try:
+        asyncio.run(story())
     finally:
         never.set()
 
