@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -82,6 +82,21 @@ async def end(
     stuck = await asyncio.gather(*map(one, entries))
     folder.write_servers(tuple(survivors(folder)), keep=folder.state().keep)
     return sum(stuck)
+
+
+async def end_unadopted(
+    folder: RunFolder, entries: Sequence[ServerEntry], say: Callable[[str, str, str], None], grace_s: float | None
+) -> list[ServerEntry]:
+    """Ends servers of an earlier tokenmill that this one was stopped before adopting; returns those that live on."""
+    grace_s = STOP_GRACE_S if grace_s is None else grace_s
+    endings = await asyncio.gather(*(end_survivor(folder, entry, grace_s=grace_s) for entry in entries))
+    for entry, ending in zip(entries, endings, strict=True):
+        say(
+            "stop",
+            f"server {entry.name} {ending.left or 'of an earlier start ended'}",
+            "error" if ending.pids else "info",
+        )
+    return [entry for entry, ending in zip(entries, endings, strict=True) if ending.pids]
 
 
 def kill(entries: Iterable[ServerEntry]) -> None:

@@ -31,7 +31,7 @@ from tokenmill.folder import RunFolder, ServerEntry
 from tokenmill.generate import Pump
 from tokenmill.job import Job, LastStart, cache_folder, spec_for
 from tokenmill.launch import Place
-from tokenmill.leftovers import end_survivor
+from tokenmill.leftovers import end_survivor, end_unadopted
 from tokenmill.machine import gpus, modelfiles, nvml, ports, processes, threads
 from tokenmill.planning import forecast as foretelling
 from tokenmill.render import Renderer, renderer_for
@@ -266,6 +266,8 @@ class LocalNode:
                 await self.prepare()
             except StoppedError as error:
                 self._say("stage", str(error), "warn")
+                if not self._keep:
+                    self._entries = await end_unadopted(self._folder, self._entries, self._say, self._grace_s)
                 return
             self._fleet.begins()
             async with asyncio.TaskGroup() as tasks:
@@ -323,17 +325,15 @@ class LocalNode:
     # -- launching ---------------------------------------------------------------------------------------------------
     async def _launch(self) -> None:
         """Adopts what lives, then starts the rest as `stagger` says: the first warms the page cache for the others."""
-        waiting = []
+        waiting = [supervisor for supervisor in self.supervisors if supervisor.entry is None]
         for supervisor in self.supervisors:
             if supervisor.entry is not None:
                 supervisor.post(core.Adopt())
-            else:
-                waiting.append(supervisor)
         stagger = self.config.fleet.stagger
         for position, supervisor in enumerate(waiting):
             if supervisor.job.engine.cache_variables:
-                seed = partial(caches.seed, cache_folder(supervisor.job, supervisor.place))
-                await asyncio.wrap_future(threads.ask(seed))
+                folder = cache_folder(supervisor.job, supervisor.place)
+                await asyncio.wrap_future(threads.ask(partial(caches.seed, folder)))
             supervisor.post(core.Launch())
             if position + 1 < len(waiting):
                 if stagger == "first":

@@ -150,6 +150,10 @@ class Outpost:
         self._records = _Unheard[Record]()
         self._again = _Unheard[Again]()
         self._events = _Unheard[Event]()
+        self._anew: set[Id] = set()
+        self._strange: set[Id] = set()
+        """Of an earlier head: in hand, spooled or made anew when this one came, which counts them otherwise. What is
+        made anew of them is not told of, so that it is dropped there, and the first one stays."""
         self._sent_spooled = 0
         self._heard = time.monotonic()
 
@@ -178,6 +182,7 @@ class Outpost:
         await self._end_life()
         self._order, self._trouble, self._node, self._held = asked, None, None, {}
         self._again.clear()  # whoever was to make those anew is gone
+        self._anew, self._strange = set(), set()
         self._life = asyncio.create_task(self._live(asked), name="node")
         self._guard = asyncio.create_task(self._watch(config.fleet.wait_for_head))
         return None
@@ -223,8 +228,11 @@ class Outpost:
                 # Made for the head before: this one did not ask for them, and knows none of those to be made anew.
                 self._put_aside()
                 self._again.clear()
+                self._strange |= self._held.keys() | self._anew
             records, events, again = self._records.send(), self._events.send(), tuple(self._again.send())
             handed = self._spool.read() if self._spool is not None and self._spool.rows else ()
+            if self._introduce:
+                self._strange.update(map(id_of, handed))
             self._sent_spooled = self._spool.rows if self._spool is not None else 0
             held = tuple(self._held.values()) if self._introduce else ()
             self._number += 1
@@ -253,7 +261,8 @@ class Outpost:
         for record in results.records:
             self._held.pop(id_of(record), None)
         self._records.add(results.records)
-        self._again.add(results.again)
+        self._anew.update(map(id_of, results.again))
+        self._again.add(old for old in results.again if id_of(old) not in self._strange)
         self._events.add(results.events)
         return results
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -24,6 +24,7 @@ from tokenmill.cluster.base import Node, Results
 from tokenmill.cluster.local import Encoded
 from tokenmill.core.records import NULL, Prompt, Record
 from tokenmill.core.status import NodeStatus
+from tokenmill.errors import StoppedError
 from tokenmill.folder import ServerEntry
 from tokenmill.generate import LOOKAHEAD
 from tokenmill.machine import processes, threads
@@ -378,6 +379,32 @@ def test_a_stop_ends_a_node_though_the_mount_of_its_model_is_away(
 
     try:
         asyncio.run(story())
+    finally:
+        case.cleanup()
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_servers_of_an_earlier_start_are_ended_by_a_node_that_is_stopped_while_it_stages_unless_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    def staging(*_: object) -> NoReturn:
+        raise StoppedError("stopped while it was staged")
+
+    case = make_case(tmp_path)
+    try:
+        assert case.wait(case.command("up", str(case.config))) == 0
+        earlier = case.run_folder.state().servers
+        monkeypatch.setattr("tokenmill.node.stage", staging)
+        again = LocalNode(configfile.load(case.config), case.run_folder, "settings-1", earlier)
+        late = Driver(again)
+
+        async def stop_at_once() -> None:
+            await again.stop(0.0, keep=keep)
+            await late.until_ended()
+
+        drive(again, stop_at_once())
+        assert [processes.alive(entry.process) for entry in earlier] == [keep] * len(earlier)
+        assert case.run_folder.state().servers == (earlier if keep else ())
     finally:
         case.cleanup()
 

@@ -20,8 +20,9 @@ from tests.unit.test_collect_again import Moody, assert_totals_add_up
 from tokenmill import __version__, configfile, events
 from tokenmill import outpost as outpost_module
 from tokenmill.cluster import far
+from tokenmill.cluster.base import Results
 from tokenmill.cluster.far import FarNode
-from tokenmill.core.records import Record
+from tokenmill.core.records import Again, Prompt, Record
 from tokenmill.core.status import NodeStatus
 from tokenmill.errors import UnreachedError
 from tokenmill.outpost import Order, Outpost, Parcel, folder_of
@@ -261,6 +262,53 @@ class Alike(Outpost):
         self._node = self.moody
         while not self.moody.stopped:  # noqa: ASYNC110 it has no event
             await asyncio.sleep(0.01)
+
+
+class Telling(Moody):
+    """Gives what it is told to give, once."""
+
+    def __init__(self) -> None:
+        super().__init__(random.Random(0))
+        self.next = Results([], [], 0)
+
+    async def results(self) -> Results:
+        found, self.next = self.next, Results([], [], 0)
+        return found
+
+    async def offer(self, prompts: list[Prompt]) -> None:
+        """They are in hand."""
+
+
+def test_a_new_head_is_told_of_rows_made_anew_that_it_counts_alone(tmp_path: Path) -> None:
+    """Of those that were in hand, spooled or made anew before it came it has another account: the first one stays."""
+
+    def anew(key: str, attempt: int, sample: int = 0) -> Again:
+        return Again(key, sample, 0, 1, attempt, ("empty",), 1)
+
+    node = Telling()
+    (tmp_path / "case").mkdir()
+    order = order_of(make_case(tmp_path / "case"))
+    outpost = Alike(node, tmp_path / "spool.jsonl")
+
+    async def story() -> None:
+        await outpost.begin(order)
+        first = Head(outpost)
+        await first.turn()
+        in_hand, sent = prompts(2)
+        await outpost.offer(msgspec.json.encode([in_hand, sent]))
+        node.next = Results([record(sent.key, sample=sent.sample)], [], 0, again=(anew("told", 1),))
+        assert [old.key for old in (await first.turn(acknowledge=False)).results.again] == ["told"]
+        await outpost.begin(order)
+        late = Head(outpost)
+        assert [one.key for one in (await late.turn()).results.held] == [in_hand.key]
+        assert [one.key for one in late.handed] == [sent.key]
+        node.next = Results(
+            [], [], 0, again=(anew(in_hand.key, 1), anew(sent.key, 1, sent.sample), anew("told", 2), anew("its own", 1))
+        )
+        assert [old.key for old in (await late.turn()).results.again] == ["its own"]
+        node.stopped = True
+
+    asyncio.run(story())
 
 
 class BadLine:

@@ -13,7 +13,6 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import xxhash
 
 from tokenmill.machine import pagecache
 from tokenmill.machine.sources import SourceFile
+from tokenmill.machine.threads import each
 
 BLOCK = 1 << 20
 """Bytes of one read, and of one hash: it stays in the processor's cache between the read, the hash and the write."""
@@ -172,8 +172,7 @@ class Copier:
 
     def run(self, look: Look) -> list[Copied]:
         """Raises OSError that names the file, and whatever `look` raises."""
-        with ThreadPoolExecutor(PREALLOCATORS) as pool:
-            list(pool.map(self._prepare, self._parts))
+        each(self._parts, self._prepare, PREALLOCATORS)  # a pool's threads would be joined at exit, mount or no mount
         try:
             self._watch(look)
         finally:
