@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
+import psutil
 
 LIMIT = 20 * 10**9
 """Bytes kept over all engines and flags: one SGLang set is 0.2 to 2 GB."""
@@ -46,7 +47,11 @@ def seed(folder: Path) -> bool:
 
 
 def prune(place: Path, limit: int = LIMIT) -> None:
-    """Removes the least recently used sets of compiled kernels beyond the limit, never the newest."""
+    """Removes the least recently used sets of compiled kernels beyond the limit, never the newest, and what a `seed`
+    left that died with its process."""
+    for aside in place.glob("*/.*.*"):
+        if (pid := aside.name.rpartition(".")[2]).isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(aside, ignore_errors=True)
     folders = [path for path in place.glob("*") if path.is_dir()]
     folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     total = 0

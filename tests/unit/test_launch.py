@@ -1,6 +1,7 @@
 """What a server is launched with: its cards, its environment, its caches, and which launches are alike."""
 
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -213,3 +214,13 @@ def test_caches_beyond_the_limit_go_the_oldest_first_and_never_the_newest(tmp_pa
 
 def test_a_launch_without_variables_is_fine() -> None:
     assert Launch(("a",)).env == {}
+
+
+def test_what_a_seed_left_whose_process_died_is_removed_and_no_other_copy(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left, live = tmp_path / "set" / f".1.{dead.pid}", tmp_path / "set" / f".2.{os.getpid()}"
+    for folder in (left, live, tmp_path / "set" / "0"):
+        folder.mkdir(parents=True)
+    caches.prune(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == [live.name, "0"]
