@@ -383,6 +383,23 @@ def test_a_stop_ends_a_node_though_the_mount_of_its_model_is_away(
         case.cleanup()
 
 
+def stopped_at_once(case: Case, *, keep: bool) -> LocalNode:
+    """A node that meets servers of `up` and is stopped before it adopts them."""
+    assert case.wait(case.command("up", str(case.config))) == 0
+    earlier = case.run_folder.state().servers
+    node = LocalNode(configfile.load(case.config), case.run_folder, "settings-1", earlier)
+    late = Driver(node)
+
+    async def stop() -> None:
+        await node.stop(0.0, keep=keep)
+        await late.until_ended()
+
+    drive(node, stop())
+    assert [processes.alive(entry.process) for entry in earlier] == [keep] * len(earlier)
+    assert case.run_folder.state().servers == (earlier if keep else ())
+    return node
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_servers_of_an_earlier_start_are_ended_by_a_node_that_is_stopped_while_it_stages_unless_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
@@ -390,21 +407,11 @@ def test_servers_of_an_earlier_start_are_ended_by_a_node_that_is_stopped_while_i
     def staging(*_: object) -> NoReturn:
         raise StoppedError("stopped while it was staged")
 
+    monkeypatch.setattr("tokenmill.node.stage", staging)
     case = make_case(tmp_path)
     try:
-        assert case.wait(case.command("up", str(case.config))) == 0
-        earlier = case.run_folder.state().servers
-        monkeypatch.setattr("tokenmill.node.stage", staging)
-        again = LocalNode(configfile.load(case.config), case.run_folder, "settings-1", earlier)
-        late = Driver(again)
-
-        async def stop_at_once() -> None:
-            await again.stop(0.0, keep=keep)
-            await late.until_ended()
-
-        drive(again, stop_at_once())
-        assert [processes.alive(entry.process) for entry in earlier] == [keep] * len(earlier)
-        assert case.run_folder.state().servers == (earlier if keep else ())
+        node = stopped_at_once(case, keep=keep)
+        assert node.supervisors == []
     finally:
         case.cleanup()
 
@@ -412,18 +419,7 @@ def test_servers_of_an_earlier_start_are_ended_by_a_node_that_is_stopped_while_i
 def test_servers_that_are_kept_outlive_a_node_that_is_stopped_before_it_adopts_them(tmp_path: Path) -> None:
     case = make_case(tmp_path)
     try:
-        assert case.wait(case.command("up", str(case.config))) == 0
-        kept = case.run_folder.state().servers
-        again = LocalNode(configfile.load(case.config), case.run_folder, "settings-1", kept)
-        late = Driver(again)
-
-        async def stop_at_once() -> None:
-            await again.stop(0.0, keep=True)
-            await late.until_ended()
-
-        drive(again, stop_at_once())
-        assert len(again.supervisors) == SERVERS
-        assert [processes.alive(entry.process) for entry in kept] == [True] * len(kept)
-        assert case.run_folder.state().servers == kept
+        node = stopped_at_once(case, keep=True)
+        assert len(node.supervisors) == SERVERS
     finally:
         case.cleanup()
